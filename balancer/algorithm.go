@@ -105,6 +105,17 @@ func (random) choose(b *Balancer, _ *config, candidates []service.Endpoint, _ Co
 // String returns the algorithm's name, which Parse accepts.
 func (a Algorithm) String() string { return algorithms[a].name }
 
+// WeightOf returns the weight of an endpoint, by which the algorithm spreads connections: 1 or
+// more, and 1 for all if the algorithm does not know weights.
+func (a Algorithm) WeightOf(e *service.Endpoint) int {
+	switch a {
+	case ShortestExpectedDelay, NeverQueue, WeightedRoundRobin, WeightedLeastConnections:
+		return max(int(e.Weight), 1)
+	default:
+		return 1
+	}
+}
+
 // Names returns the name of each algorithm, the default first.
 func Names() []string {
 	var names []string

@@ -27,7 +27,12 @@ type departures struct {
 	// endpoints that are not in left, and do not serve, went before. Else it is zero.
 	since time.Time
 	left  map[netip.AddrPort]time.Time // endpoints that stopped serving
+	end   time.Time                    // of the earliest time that is not over; zero if all are
 }
+
+// mostLeft bounds departures.left. If more endpoints go, all those that do not serve count as
+// gone with the last one.
+const mostLeft = 4096
 
 // departedPause lets departures of the same moment be handled together.
 const departedPause = 50 * time.Millisecond
@@ -64,8 +69,8 @@ func (d *departed) updatePort(is *service.Port, now time.Time) {
 		return
 	}
 	if p == nil {
-		d.ports[is.Name] = &departures{port: is, since: now, left: make(map[netip.AddrPort]time.Time)}
-		return
+		p = &departures{port: is, since: now, left: make(map[netip.AddrPort]time.Time)}
+		d.ports[is.Name] = p
 	}
 	before, after := serving(p.port), serving(is)
 	p.port = is
@@ -75,13 +80,37 @@ func (d *departed) updatePort(is *service.Port, now time.Time) {
 		}
 	}
 	maps.DeleteFunc(p.left, func(a netip.AddrPort, _ time.Time) bool { _, again := after[a]; return again })
+	if len(p.left) > mostLeft {
+		clear(p.left)
+		p.since = now
+	}
+	p.findEnd()
 }
 
-// restart has all connections to endpoints that do not serve count as those whose endpoint
-// went now: kernel flows of an earlier process are known only now.
+// findEnd notes the earliest end.
+func (p *departures) findEnd() {
+	p.end = time.Time{}
+	for _, at := range p.left {
+		if p.end.IsZero() || at.Before(p.end) {
+			p.end = at
+		}
+	}
+	if !p.since.IsZero() && (p.end.IsZero() || p.since.Before(p.end)) {
+		p.end = p.since
+	}
+	if !p.end.IsZero() {
+		p.end = p.end.Add(p.port.Drain)
+	}
+}
+
+// restart has connections to endpoints that do not serve count as those whose endpoint went now,
+// where the time of such ones is over: those of an earlier process are known only now.
 func (d *departed) restart(now time.Time) {
 	for _, p := range d.ports {
-		p.since = now
+		if p.since.IsZero() {
+			p.since = now
+			p.findEnd()
+		}
 	}
 	d.schedule()
 }
@@ -103,13 +132,8 @@ func serving(p *service.Port) map[netip.AddrPort]struct{} {
 func (d *departed) schedule() {
 	var next time.Time
 	for _, p := range d.ports {
-		for _, at := range p.left {
-			if end := at.Add(p.port.Drain); next.IsZero() || end.Before(next) {
-				next = end
-			}
-		}
-		if end := p.since.Add(p.port.Drain); !p.since.IsZero() && (next.IsZero() || end.Before(next)) {
-			next = end
+		if !p.end.IsZero() && (next.IsZero() || p.end.Before(next)) {
+			next = p.end
 		}
 	}
 	if d.timer.Stop(); !next.IsZero() {
@@ -135,6 +159,9 @@ func (o *overdue) has(endpoint netip.AddrPort) bool {
 func (d *departed) take(now time.Time) map[service.PortName]*overdue {
 	all := make(map[service.PortName]*overdue)
 	for name, p := range d.ports {
+		if p.end.IsZero() || now.Before(p.end) {
+			continue
+		}
 		o := &overdue{left: make(map[netip.AddrPort]struct{})}
 		for a, at := range p.left {
 			if !now.Before(at.Add(p.port.Drain)) {
@@ -149,9 +176,8 @@ func (d *departed) take(now time.Time) map[service.PortName]*overdue {
 				o.stays[a] = struct{}{}
 			}
 		}
-		if len(o.left) > 0 || o.stays != nil {
-			all[name] = o
-		}
+		all[name] = o
+		p.findEnd()
 	}
 	d.schedule()
 	return all

@@ -62,3 +62,42 @@ func TestDeparted(t *testing.T) {
 		d.timer.Stop()
 	}
 }
+
+// TestDepartedIsBounded: endpoints that go for a day, each once, take no more memory than some
+// thousand; the connections of all of them end.
+func TestDepartedIsBounded(t *testing.T) {
+	name := service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Protocol: service.TCP}
+	d, now := newDeparted(), time.Now()
+	defer d.timer.Stop()
+	const drain, each = 24 * time.Hour, 1000
+	stays := netip.MustParseAddrPort("10.0.0.9:80")
+	serve := func(port uint16) {
+		p := &service.Port{Name: name, Drain: drain}
+		p.Families[service.IPv4].Endpoints = []service.Endpoint{{Addr: stays, Serving: true}}
+		for i := range each {
+			a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), port)
+			p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: a, Serving: true})
+		}
+		d.update(&service.Snapshot{Ports: []*service.Port{p}}, now)
+	}
+	serve(1)
+	now = now.Add(drain)
+	d.take(now) // its beginning is over
+	for port := range uint16(20) {
+		now = now.Add(time.Second)
+		serve(2 + port)
+		if n := len(d.ports[name].left); n > mostLeft {
+			t.Fatalf("%d endpoints that went are remembered, want %d at most", n, mostLeft)
+		}
+	}
+	o := d.take(now.Add(drain))[name]
+	for port := range uint16(21) {
+		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, 7}), 1+port)
+		if is, want := o.has(a), port < 20; is != want {
+			t.Errorf("connections to %s end: %v, want %v", a, is, want)
+		}
+	}
+	if o.has(stays) {
+		t.Error("connections to an endpoint that still serves end")
+	}
+}

@@ -134,7 +134,7 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 		log:        log,
 		store:      service.NewStore(config.Store),
 		departed:   newDeparted(),
-		rebalancer: newRebalancer(),
+		rebalancer: newRebalancer(config.Balancer),
 		reported:   make(map[service.Problem]bool),
 		fatal:      make(chan error, 1),
 		requests:   make(chan func()),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,10 +21,11 @@ import (
 // sluice.dev/rebalance, after endpoints came: clients that keep connections open come back to
 // the new ones. It belongs to Run's goroutine.
 type rebalancer struct {
-	seen  *service.Snapshot // the last one
-	ports map[service.PortName]*rebalance
-	timer *time.Timer
-	busy  *atomic.Bool // connections are being closed
+	seen     *service.Snapshot // the last one
+	ports    map[service.PortName]*rebalance
+	timer    *time.Timer
+	busy     *atomic.Bool     // connections are being closed
+	defaults balancer.Options // of service ports
 }
 
 const (
@@ -40,8 +42,9 @@ const (
 // rebalance is a service port with the annotation.
 type rebalance struct {
 	port      *service.Port
-	endpoints [2][]netip.AddrPort // between which connections are balanced, by service.Family
+	endpoints [2][]service.Endpoint // between which connections are balanced, by service.Family
 	loads     *balancer.Loads
+	algorithm balancer.Algorithm // whose weights make shares
 
 	// Since endpoints came; zero if all is even again.
 	began  time.Time
@@ -50,10 +53,10 @@ type rebalance struct {
 	closed atomic.Int64 // connections since then
 }
 
-func newRebalancer() *rebalancer {
+func newRebalancer(defaults balancer.Options) *rebalancer {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	return &rebalancer{seen: &service.Snapshot{}, ports: make(map[service.PortName]*rebalance), timer: t, busy: new(atomic.Bool)}
+	return &rebalancer{seen: &service.Snapshot{}, ports: make(map[service.PortName]*rebalance), timer: t, busy: new(atomic.Bool), defaults: defaults}
 }
 
 // update notes which endpoints came with a policy.
@@ -67,14 +70,18 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 			delete(b.ports, is.Name)
 			continue
 		}
-		p := b.ports[is.Name]
-		if p == nil {
+		p, known := b.ports[is.Name]
+		if !known {
 			p = &rebalance{loads: connections.Counters(is.Name).Loads()}
 			b.ports[is.Name] = p
 		}
 		p.port = is
+		options, _ := b.defaults.For(is) // others tell the problem
+		p.algorithm = options.Algorithm
 		for f := range p.endpoints {
-			p.follow(f, table.Balanced(is.ID, service.Family(f)), now)
+			if came := p.follow(f, table.Balanced(is.ID, service.Family(f))); came && known {
+				p.start(f, now)
+			}
 		}
 	}
 	for i, was := range b.seen.Ports {
@@ -89,31 +96,26 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 	b.schedule()
 }
 
-// follow takes the endpoints of a family. If some came, it begins to even out.
-func (p *rebalance) follow(f int, endpoints []service.Endpoint, now time.Time) {
+// follow takes the endpoints of a family, and reports whether some came.
+func (p *rebalance) follow(f int, endpoints []service.Endpoint) (came bool) {
 	before := make(map[netip.AddrPort]struct{}, len(p.endpoints[f]))
-	for _, a := range p.endpoints[f] {
-		before[a] = struct{}{}
+	for i := range p.endpoints[f] {
+		before[p.endpoints[f][i].Addr] = struct{}{}
 	}
-	came := false
-	p.endpoints[f] = make([]netip.AddrPort, len(endpoints))
-	for i := range endpoints {
-		a := endpoints[i].Addr
-		p.endpoints[f][i] = a
-		if _, was := before[a]; !was {
-			came = true
-		}
-	}
-	if came {
-		p.began, p.came, p.open[f] = now, poll.Nanotime(), p.total(f)
-		p.closed.Store(0)
-	}
+	p.endpoints[f] = endpoints
+	return slices.ContainsFunc(endpoints, func(e service.Endpoint) bool { _, was := before[e.Addr]; return !was })
+}
+
+// start begins to even out the connections, after endpoints of a family came.
+func (p *rebalance) start(f int, now time.Time) {
+	p.began, p.came, p.open[f] = now, poll.Nanotime(), p.total(f)
+	p.closed.Store(0)
 }
 
 // total returns how many connections the endpoints of a family have.
 func (p *rebalance) total(f int) (n int) {
-	for _, a := range p.endpoints[f] {
-		n += p.loads.Of(a).Open()
+	for i := range p.endpoints[f] {
+		n += p.loads.Of(p.endpoints[f][i].Addr).Open()
 	}
 	return n
 }
@@ -133,7 +135,7 @@ type share struct {
 	of      *rebalance
 	quiet   time.Duration
 	came    int64
-	surplus map[netip.AddrPort]int // beyond an even share
+	surplus map[netip.AddrPort]int // beyond an even share, or one by weights
 	most    int
 }
 
@@ -155,10 +157,14 @@ func (b *rebalancer) next(now time.Time, log zerolog.Logger) map[service.PortNam
 			open := p.total(f)
 			all := max(p.open[f], open)
 			away = away || all-open > all/rebalanceSlack
-			for _, a := range list {
-				even := (all + len(list) - 1) / len(list)
-				if n := p.loads.Of(a).Open() - even; n > even/rebalanceSlack {
-					s.surplus[a] = n
+			weights := 0
+			for i := range list {
+				weights += p.algorithm.WeightOf(&list[i])
+			}
+			for i := range list {
+				even := (all*p.algorithm.WeightOf(&list[i]) + weights - 1) / weights
+				if n := p.loads.Of(list[i].Addr).Open() - even; n > even/rebalanceSlack {
+					s.surplus[list[i].Addr] = n
 				}
 			}
 			if all > 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -15,7 +16,7 @@ import (
 
 // TestShares: after endpoints came, what the fuller ones have beyond an even share may be
 // closed, a part in each step; clients that have not come back count. It ends when all have
-// an even share, or after ten minutes.
+// an even share, one by weights if the algorithm knows them, or after ten minutes.
 func TestShares(t *testing.T) {
 	a, b, c := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80"), netip.MustParseAddrPort("10.0.0.3:80")
 	name := service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Protocol: service.TCP}
@@ -30,13 +31,15 @@ func TestShares(t *testing.T) {
 			}
 		}
 	}
-	r, now := newRebalancer(), time.Now()
+	r, now := newRebalancer(balancer.Options{}), time.Now()
 	defer r.timer.Stop()
+	weights := map[netip.AddrPort]uint16{a: 1, b: 2, c: 3}
+	algorithm := "round-robin"
 	endpoints := func(list ...netip.AddrPort) {
-		p := &service.Port{Name: name, Rebalance: time.Second}
+		p := &service.Port{Name: name, Rebalance: time.Second, Annotations: map[string]string{"balancer": algorithm}}
 		p.Families[service.IPv4].Exists = true
 		for _, at := range list {
-			p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: at, Ready: true, Serving: true})
+			p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: at, Ready: true, Serving: true, Weight: weights[at]})
 		}
 		r.update(policy.Compile(nil, &service.Snapshot{Ports: []*service.Port{p}}, policy.Config{}), connections, now)
 	}
@@ -52,7 +55,9 @@ func TestShares(t *testing.T) {
 			t.Errorf("%s: %+v, want %d of %v", what, s, most, surplus)
 		}
 	}
+	set(map[netip.AddrPort]int{a: 150, b: 50})
 	endpoints(a, b)
+	want("the annotation came, or a process that took over", 0, nil)
 	set(map[netip.AddrPort]int{a: 100, b: 100})
 	want("nothing came", 0, nil)
 	endpoints(a)
@@ -77,4 +82,12 @@ func TestShares(t *testing.T) {
 	endpoints(a, b, c)
 	now = now.Add(rebalanceTime)
 	want("ten minutes later", 0, nil)
+	for _, algorithm = range []string{"weighted-round-robin", "weighted-least-connections"} {
+		set(map[netip.AddrPort]int{a: 200, b: 400, c: 0})
+		endpoints(a, b)
+		endpoints(a, b, c)
+		want("one came, by weights", 30, map[netip.AddrPort]int{a: 100, b: 200})
+		set(map[netip.AddrPort]int{a: 100, b: 200, c: 300})
+		want("even by weights", 0, nil)
+	}
 }

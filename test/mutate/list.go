@@ -102,6 +102,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestDeparted",
 	},
 	{
+		name: "departed-grow", what: "endpoints that a tenant lists and removes for a day fill the memory",
+		file: "node/departed.go", old: "clear(p.left)", new: "_ = p.left",
+		pkg: "node", test: "TestDepartedIsBounded",
+	},
+	{
 		name: "drain-forgets-adopted-flows", what: "flows of a killed process stay with endpoints that went meanwhile",
 		file: "node/departed.go", old: "o.stays = serving(p.port)", new: "continue",
 		pkg: "test/e2e", test: "TestDrainAnnotationAfterARestart",
@@ -119,6 +124,16 @@ var promises = []mutation{
 	{
 		name: "rebalance-closes-all", what: "idle connections are closed although their clients will not come back",
 		file: "node/rebalance.go", old: "all := max(p.open[f], open)", new: "all := open",
+		pkg: "node", test: "TestShares",
+	},
+	{
+		name: "rebalance-at-once", what: "connections are closed although no endpoint came, only the annotation",
+		file: "node/rebalance.go", old: "; came && known {", new: "; came {",
+		pkg: "node", test: "TestShares",
+	},
+	{
+		name: "rebalance-against-weights", what: "connections to endpoints of more weight are closed again and again",
+		file: "balancer/algorithm.go", old: "return max(int(e.Weight), 1)", new: "return 1",
 		pkg: "node", test: "TestShares",
 	},
 	{
