@@ -83,9 +83,9 @@ func (w *Worker) prefetch(d *side, fd int) {
 	d.state |= probed
 }
 
-// Holds reports whether Probe has read bytes, or Prepend holds some, for a link that has not
-// started.
-func (w *Worker) Holds(l *Link) bool { return l.sides[client].state&probed != 0 }
+// Holds reports whether Probe has read bytes of the client, for a link that has not started.
+// It reads none while those of Prepend are not sent.
+func (w *Worker) Holds(l *Link) bool { return l.preface == 0 && l.sides[client].held != nil }
 
 // Drop releases the bytes that Probe read, for a link that will not start. The
 // caller keeps the descriptors and should reset the client, because its bytes are

@@ -24,6 +24,8 @@ type carrier interface {
 	probe(fd int) sys.Errno
 	// start hands both sockets to the relay. conn.ended follows at the end.
 	start(endpoint int, reg poll.Registration, ready poll.Events)
+	// hasAsked reports whether the client has sent bytes that no endpoint has.
+	hasAsked() bool
 	// drop forgets what probe has read, for a connection without an endpoint.
 	drop()
 	// abort ends a started connection at once.

@@ -24,7 +24,7 @@ const (
 	process           // whether another process takes it: it is out of the loop
 )
 
-// await has a connection wait until HandleTimer, or until its client closes or resets it. It
+// await has a connection wait until HandleTimer, or until its client leaves. It
 // returns false if the connection has failed.
 func (c *conn) await(what awaited, until int64) bool {
 	var err error
@@ -45,12 +45,13 @@ func (c *conn) endWait() {
 	c.endpoint = poll.Registration{}
 }
 
-// leaves ends a waiting connection whose client has closed or reset it.
+// leaves ends a waiting connection whose client has closed or reset it. A client whose FIN comes
+// after bytes may have ended its half only, and wait for the answer.
 func (c *conn) leaves(ev poll.Events) {
 	switch {
 	case ev&(poll.Failed|poll.HungUp) != 0:
 		c.fail(conntrack.ClientReset)
-	case ev&poll.PeerDone != 0:
+	case ev&poll.PeerDone != 0 && !c.carrier.hasAsked():
 		c.fail(conntrack.ClientFin)
 	}
 }

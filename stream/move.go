@@ -104,7 +104,8 @@ func (w *worker) movable() (list []leaving) {
 	return list
 }
 
-// mayMove reports whether the connection is relayed, or held and nothing of it was read.
+// mayMove reports whether the connection is relayed, or held and nothing of it was read: a
+// PROXY header for the endpoint may wait in the link.
 func (t *tcpConn) mayMove() bool {
 	return t.cut == conntrack.EndNone && (t.record.Connected || t.awaits == endpoints && !t.worker.relay.Holds(&t.link))
 }
@@ -165,6 +166,7 @@ func (t *tcpConn) settle(given, asked bool) {
 		w.forget(t)
 	case given:
 		t.endDialing()
+		w.relay.Drop(&t.link)    // a PROXY header, which the other one writes anew
 		sys.Close(int(t.client)) // the other process has it
 		w.forget(t)
 	case t.record.Connected:

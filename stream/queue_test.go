@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -25,6 +26,26 @@ func annotate(c service.Change, annotations ...string) service.Change {
 func (n *node) queued(want int) {
 	n.t.Helper()
 	wait.True(n.t, "queued connections", func() bool { return n.server.Stats().Queued == int64(want) })
+}
+
+// ask sends a request and a FIN.
+func ask(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	if _, err := io.WriteString(c, "a question\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answered reads the answer of n.echo to ask, to its end.
+func answered(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	if got, err := io.ReadAll(c); err != nil || string(got) != "b1:8080\na question\n" {
+		t.Errorf("a half-closed client that had to wait gets %q, %v", got, err)
+	}
+	_ = c.Close()
 }
 
 // TestLimitOfEachEndpoint: an endpoint at its limit is passed over, also by a client that
@@ -126,32 +147,36 @@ func TestQueueEnds(t *testing.T) {
 }
 
 // TestHeldClientsLeave: a client that closes or resets its connection while the Service has no
-// endpoints gives its place back at once.
+// endpoints gives its place back at once. One that has sent its request and a FIN stays: it waits
+// for the answer.
 func TestHeldClientsLeave(t *testing.T) {
 	netns.Require(t)
-	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing = 2 })
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing = 3 })
 	n.apply(annotate(web("web", "10.96.0.1"), "hold", "10m"))
 	held := func(want int64) {
 		t.Helper()
 		wait.True(t, "held connections", func() bool { return n.server.Stats().Held == want })
 	}
+	asks := n.dial("10.96.0.1:80")
+	ask(t, asks)
 	closes, resets := n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")
-	held(2)
+	held(3)
 	_ = closes.Close()
-	held(1)
+	held(2)
 	if err := resets.SetLinger(0); err != nil {
 		t.Error(err)
 	}
 	_ = resets.Close()
-	held(0)
+	held(1)
 	stays := []net.Conn{n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")}
-	held(2)
+	held(3)
 	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
+	answered(t, asks)
 	for _, c := range stays {
 		name(t, c)
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.ClientFin] != 1 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
+	if ends := n.ends(); ends[conntrack.ClientFin] != 2 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
 		t.Errorf("ends %v", ends)
 	}
 }

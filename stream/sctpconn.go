@@ -82,6 +82,8 @@ var messageEnds = [...]conntrack.End{
 	message.Limit:            conntrack.LimitReached,
 }
 
+func (a *sctpConn) hasAsked() bool { return false } // an association has no halves
+
 func (a *sctpConn) drop() {}
 
 func (a *sctpConn) abort() { a.worker.messages.Abort(&a.link, message.Shutdown) }

@@ -93,6 +93,11 @@ var ends = [...]conntrack.End{
 	relay.Released:        conntrack.Rebalanced,
 }
 
+func (t *tcpConn) hasAsked() bool {
+	n, _ := sys.Unread(int(t.client))
+	return n > 0 || t.worker.relay.Holds(&t.link)
+}
+
 func (t *tcpConn) drop() { t.worker.relay.Drop(&t.link) }
 
 func (t *tcpConn) release() { t.worker.relay.Release(&t.link) }

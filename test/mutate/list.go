@@ -88,7 +88,12 @@ var promises = []mutation{
 	},
 	{
 		name: "clients-that-left-wait", what: "clients that leave while they wait keep their place",
-		file: "stream/hold.go", old: "case ev&poll.PeerDone != 0:", new: "case false:",
+		file: "stream/hold.go", old: "case ev&poll.PeerDone != 0 &&", new: "case false &&",
+		pkg: "stream", test: "TestHeldClientsLeave",
+	},
+	{
+		name: "half-closed-clients-leave", what: "a client that has sent its request and a FIN loses it while it waits",
+		file: "stream/hold.go", old: " && !c.carrier.hasAsked():", new: ":",
 		pkg: "stream", test: "TestHeldClientsLeave",
 	},
 	{
