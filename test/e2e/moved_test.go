@@ -88,7 +88,7 @@ func playMovers(t *testing.T, splice string) {
 		before := m.p
 		next := *before
 		m.p = &next
-		m.p.start(splice, "--take-over")
+		m.p.start(splice, "--datapath", "relay", "--take-over")
 		before.awaitLog("another sluice has taken over")
 		if n == 0 {
 			m.answer(t)
@@ -120,7 +120,8 @@ func newMovers(t *testing.T, splice string, each int) *movers {
 		return webService{name: name, vips: []string{vip}, port: 80, endpoints: on(port, b)}
 	}
 	joined, silent, idle := other("joined", "10.96.0.21", 8081), other("silent", "10.96.0.22", 8082), other("idle", "10.96.0.23", 8083)
-	m.p = startProxy(t, lab, []webService{web, joined, silent, idle}, splice)
+	m.p = startProxy(t, lab, []webService{web, joined, silent, idle}, splice, "--datapath", "relay")
+	m.p.relayed = "the test moves what the relay carries"
 	for range each {
 		c := m.joiner.join(t, lab.Client, addresses(80, joined.vips...)[0])
 		_ = c.server.SetDeadline(time.Now().Add(10 * talkTimeout))
