@@ -117,10 +117,9 @@ func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 			answer.Kept = append(answer.Kept, i)
 		}
 	}
-	if err = c.Send(&answer); err == nil {
-		// The other process may stand still: until it speaks or ends, they are not ours.
-		_, err = c.Await(StepYours, 0)
-	}
+	_ = c.Send(&answer) // it fails if the other process has ended, which the wait finds out
+	// The other process may stand still: until it speaks or ends, they are not ours.
+	_, err = c.Await(StepYours, 0)
 	if err != nil && !Gone(err) {
 		for _, t := range list {
 			t.Discard()

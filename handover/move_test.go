@@ -167,24 +167,29 @@ func TestMoveToAFullProcess(t *testing.T) {
 // TestGiverEndsWhileConnectionsMove: connections that have arrived are the next process's when
 // the running one dies, and are not while it lives and says otherwise.
 func TestGiverEndsWhileConnectionsMove(t *testing.T) {
-	for name, dies := range map[string]bool{"it dies": true, "it keeps them": false} {
+	for name, dies := range map[string]bool{"it dies": true, "it dies at once": true, "it keeps them": false} {
 		t.Run(name, func(t *testing.T) {
 			running, next := pair(t)
+			unasked := name == "it dies at once"
 			list := moved(t, 2)
 			for i := range list {
 				list[i].Count = 2
 			}
 			var got arrivals
+			fds := slices.Concat(list[0].FDs, list[1].FDs)
+			if err := running.send(&Message{Step: StepMoved, Moved: list}, fds); err != nil {
+				t.Fatal(err)
+			}
+			if unasked { // before there is an answer
+				_ = running.Close()
+			}
 			done := make(chan error, 1)
 			go func() {
 				_, err := next.TakeMoved(got.accept)
 				done <- err
 			}()
-			fds := slices.Concat(list[0].FDs, list[1].FDs)
-			if err := running.send(&Message{Step: StepMoved, Moved: list}, fds); err != nil {
-				t.Fatal(err)
-			}
-			if dies { // with the answer unread
+			if unasked {
+			} else if dies { // with the answer unread
 				if err := readable(running); err != nil {
 					t.Fatal(err)
 				}
