@@ -48,7 +48,7 @@ func (l *Link) setTimer(look int64) {
 	w := l.worker
 	at := int64(0)
 	if quiet := l.patience(); quiet > 0 {
-		at = l.moved + quiet
+		at = max(l.moved+quiet, 1) // a moved link may have been quiet since before the clock's zero
 	}
 	l.facts |= watched // without checks, movement need not set the timer
 	if look > 0 {

@@ -66,6 +66,22 @@ func TestHalfClosedTimeout(t *testing.T) {
 	p.wantEnds(t, Idle)
 }
 
+// TestIdleBeforeTheClock: a link that moves to a process that has just begun, and there may be
+// quiet for less time than it has been, ends at once.
+func TestIdleBeforeTheClock(t *testing.T) {
+	p := quiet(Config{IdleTimeout: 1000 * time.Second})
+	p.elapse(500 * second)
+	m, ok := p.worker.Detach(p.link)
+	if !ok {
+		t.Fatal("the link stays")
+	}
+	p.now, p.worker.config.IdleTimeout = second, 100*time.Second
+	p.link = new(Link)
+	p.worker.Attach(p.link, &m, p)
+	p.elapse(0)
+	p.wantEnds(t, Idle)
+}
+
 func TestNoTimeout(t *testing.T) {
 	p := quiet(Config{})
 	p.peerCloses(client, false)
