@@ -190,7 +190,7 @@ func (p *Proxy) linger(ctx context.Context) error {
 				p.moves, stopped = false, ctx.Done()
 			}
 		case now := <-p.departed.timer.C: // of endpoints that went before
-			p.endDeparted(ctx, p.departed.take(now))
+			p.endDeparted(context.WithoutCancel(ctx), p.departed.take(now)) // also after a signal to end
 		case <-stopped:
 			return nil
 		case <-timeout.C:
