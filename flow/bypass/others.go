@@ -256,11 +256,20 @@ func (o *others) at(l netlink.Link) (ways Way, err error) {
 	return ways, nil
 }
 
+// queryTries bounds the questions for the programs at one side of an interface. One fails with
+// ENOSPC if a program comes after it has asked how many there are.
+const queryTries = 10
+
 // programs reports whether others have programs at one side of an interface.
 func (o *others) programs(index int, s side) (bool, error) {
 	var attached *link.QueryResult
 	err := sys.InNetNS(o.namespace, func() (err error) {
-		attached, err = link.QueryPrograms(link.QueryOptions{Target: index, Attach: s.tcx})
+		for range queryTries {
+			attached, err = link.QueryPrograms(link.QueryOptions{Target: index, Attach: s.tcx})
+			if !errors.Is(err, syscall.ENOSPC) {
+				break
+			}
+		}
 		return err
 	})
 	if err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
