@@ -138,10 +138,8 @@ func (c *conn) begun() {
 // resets it.
 func (c *conn) enqueue(v *policy.Verdict) {
 	w, now, l, q := c.worker, poll.Nanotime(), &v.Port.Limits, c.pool.service
-	e, isBack := queued{conn: c, worker: w, pool: c.pool, until: now + int64(l.Queue)}, w.called.conn == c
-	if isBack {
-		e.until = w.called.until
-	}
+	// From the connection's start, so that one whose attempts fail does not wait anew each time.
+	e, isBack := queued{conn: c, worker: w, pool: c.pool, until: c.record.Start + int64(l.Queue)}, w.called.conn == c
 	if !isBack || now >= e.until {
 		c.warnOfPlace(l)
 	}
