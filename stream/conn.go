@@ -40,6 +40,7 @@ type counted uint8
 const (
 	amongDialing counted = 1 << iota
 	amongServed
+	amongQueued // it waits at a limit, or has its turn
 )
 
 // ownTroublePause is how long a dial waits when the node, not an endpoint, makes it
@@ -83,7 +84,7 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 			c.plan.Excuse() // another connection took the place
 			continue
 		}
-		c.begun()
+		c.unqueue(!c.hasFailed())
 		fd, errno := c.carrier.connect(st, v, ep)
 		if errno == 0 || errno == sys.EINPROGRESS {
 			// The handshake with an endpoint on this node is over by now.
@@ -119,7 +120,6 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 	w := c.worker
 	reason := conntrack.DialErrorOf(errno)
 	c.record.AttemptFailed(reason, poll.Nanotime())
-	c.pool.service.queue.wake()
 	if !reason.Own() {
 		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 		return false
@@ -219,6 +219,9 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 	c.record.Affinity = c.plan.Affinity()
 	c.record.SourceAddr, _ = sys.LocalAddr(endpoint)
 	c.record.AttemptSucceeded(now)
+	if c.hasFailed() {
+		c.pool.service.queue.call(c.pool, nil)
+	}
 	c.endDialing()
 	c.carrier.start(endpoint, reg, ready)
 }
@@ -226,13 +229,10 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 // fail ends a connection that has no endpoint: the client is reset.
 func (c *conn) fail(end conntrack.End) {
 	c.worker.loop.Cancel(&c.timer)
-	switch c.awaits {
-	case endpoints:
+	if c.awaits == endpoints {
 		c.release()
-	case place:
-		c.pool.service.queue.remove(c)
-		c.worker.server.queued.Add(-1)
 	}
+	c.unqueue(true)
 	if c.awaits != nothing {
 		c.endWait()
 	}
@@ -312,7 +312,7 @@ func (c *conn) finish(end conntrack.End) {
 // uncount frees a conn that is not this process's any more.
 func (w *worker) uncount(c *conn) {
 	c.leave()
-	c.pool.service.queue.wake()
+	c.pool.service.queue.freed(c.pool)
 	c.pool.service.open.Add(-1)
 	c.pool.namespace.open.Add(-1)
 	w.server.open.Add(-1)

@@ -65,6 +65,7 @@ const askAgain = int64(10 * time.Second)
 func (c *conn) hold() {
 	w, now := c.worker, poll.Nanotime()
 	c.plan = balancer.Dial{}
+	c.unqueue(true)
 	if !c.await(endpoints, c.record.Start+int64(c.record.Port.Hold)) {
 		return
 	}

@@ -20,7 +20,8 @@ type pool struct {
 	streams            uint16 // of SCTP associations, each way; the Server's
 	service, namespace *quota
 	dialing            atomic.Int64 // connections that have no endpoint yet
-	queued             atomic.Int32 // connections in the Service's queue
+	waiting            []queued     // connections in the Service's queue, in order; guarded by its mu
+	queued             atomic.Int32 // their number
 	asked              atomic.Int64 // when NeedEndpoints was last called; 0 = never
 }
 

@@ -13,104 +13,149 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// queue has the connections of a Service that wait at a limit, those of all loops, in order
-// of arrival. When a place is free, the first one of each service port takes its turn; it
-// keeps its place if there is no room for it. --max-dialing-per-service bounds the queue.
+// queue has the connections of a Service that wait at a limit, those of all loops, for each
+// service port in order of arrival. When a place is free, the first one has its turn, and stays
+// the first one until it begins to connect to an endpoint. --max-dialing-per-service bounds the queue.
 type queue struct {
 	length atomic.Int32
+	full   atomic.Bool // somebody found the Service at its limit since a connection ended
 	mu     sync.Mutex
-	queued []queued // guarded by mu
+	pools  []*pool // those with waiting connections; guarded by mu
+	next   int     // index of the one whose turn is next, at the Service's limit; guarded by mu
 }
 
 type queued struct {
 	conn   *conn // belongs to the worker
 	worker *worker
-	pool   *pool
-	until  int64 // when it is reset, monotonic ns
+	called bool // its turn is to come, or lasts
+	again  bool // a place became free in its turn
 }
 
-// lookAgain is how often a queued connection has the first one look for a place, in case
-// nothing told of one: flows in the kernel count at endpoints too.
-const lookAgain = int64(time.Second)
+const (
+	// lookAgain is how often the first connection of a service port looks for a place, in case
+	// nothing told of one: flows in the kernel count at endpoints too.
+	lookAgain = int64(time.Second)
+	// calledAtOnce is how many service ports have a turn when a place in their Service is free.
+	calledAtOnce = 8
+)
 
-// add appends a connection, or puts one back before all others.
-func (q *queue) add(e queued, isBack bool) {
+// add appends a connection to its service port's.
+func (q *queue) add(c *conn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := len(q.queued)
-	if isBack {
-		at = 0
+	if len(c.pool.waiting) == 0 {
+		q.pools = append(q.pools, c.pool)
 	}
-	q.queued = slices.Insert(q.queued, at, e)
+	c.pool.waiting = append(c.pool.waiting, queued{conn: c, worker: c.worker})
+	c.pool.queued.Add(1)
 	q.length.Add(1)
-	e.pool.queued.Add(1)
 }
 
-func (q *queue) findLocked(c *conn) int {
-	return slices.IndexFunc(q.queued, func(e queued) bool { return e.conn == c })
-}
-
-// until returns when a connection in the queue is to be reset.
-func (q *queue) until(c *conn) int64 {
+// remove takes a connection from the queue. If it was its service port's first one, the next
+// one has its turn, if it is to be called.
+func (q *queue) remove(c *conn, callNext bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.queued[q.findLocked(c)].until
-}
-
-func (q *queue) remove(c *conn) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.removeLocked(q.findLocked(c))
-}
-
-func (q *queue) removeLocked(i int) {
-	q.queued[i].pool.queued.Add(-1)
-	q.queued = slices.Delete(q.queued, i, i+1)
+	p := c.pool
+	i := slices.IndexFunc(p.waiting, func(e queued) bool { return e.conn == c })
+	p.waiting = slices.Delete(p.waiting, i, i+1)
+	p.queued.Add(-1)
 	q.length.Add(-1)
+	switch {
+	case len(p.waiting) == 0:
+		i := slices.Index(q.pools, p)
+		q.pools = slices.Delete(q.pools, i, i+1)
+	case i == 0 && callNext:
+		p.callLocked()
+	}
+}
+
+// callLocked gives the first connection its turn, on its loop. There must be one.
+func (p *pool) callLocked() {
+	e := &p.waiting[0]
+	if e.called {
+		e.again = true
+		return
+	}
+	w := e.worker
+	e.called, e.again = true, false
+	w.post(func() { w.giveTurn(p) })
+}
+
+// call gives a service port's first connection its turn; with of, only if it is that one.
+func (q *queue) call(p *pool, of *conn) {
+	if p.queued.Load() == 0 {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(p.waiting) > 0 && (of == nil || p.waiting[0].conn == of) {
+		p.callLocked()
+	}
+}
+
+// freed gives turns after a connection of a service port has ended.
+func (q *queue) freed(p *pool) {
+	if q.length.Load() == 0 {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.full.Swap(false) {
+		for range min(len(q.pools), calledAtOnce) {
+			q.next = (q.next + 1) % len(q.pools)
+			q.pools[q.next].callLocked()
+		}
+	}
+	if len(p.waiting) > 0 {
+		p.callLocked()
+	}
 }
 
 // wake gives the first connection of each service port its turn.
 func (q *queue) wake() {
-	if q.length.Load() == 0 {
-		return
-	}
-	var first []queued
 	q.mu.Lock()
-	for _, e := range q.queued {
-		if !slices.ContainsFunc(first, func(f queued) bool { return f.pool == e.pool }) {
-			first = append(first, e)
-		}
-	}
-	q.mu.Unlock()
-	for _, e := range first {
-		e.worker.post(func() { e.worker.callNext(q, e.pool) })
+	defer q.mu.Unlock()
+	for _, p := range q.pools {
+		p.callLocked()
 	}
 }
 
-// callNext gives a service port's first connection its turn, if that is on this loop.
-func (w *worker) callNext(q *queue, p *pool) {
+// giveTurn has a service port's first connection look for a place, if that is on this loop.
+func (w *worker) giveTurn(p *pool) {
+	q := &p.service.queue
 	q.mu.Lock()
-	i := slices.IndexFunc(q.queued, func(e queued) bool { return e.pool == p })
-	if i < 0 || q.queued[i].worker != w {
+	if len(p.waiting) == 0 || p.waiting[0].worker != w || !p.waiting[0].called || p.waiting[0].conn.awaits != place {
 		q.mu.Unlock()
 		return
 	}
-	w.called = q.queued[i]
-	q.removeLocked(i)
+	p.waiting[0].again = false
+	c := p.waiting[0].conn
 	q.mu.Unlock()
-	w.server.queued.Add(-1)
-	c := w.called.conn
 	c.endWait()
 	c.retry()
-	w.called = queued{}
+}
+
+// endTurn has a connection wait on as the first one.
+func (q *queue) endTurn(p *pool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := &p.waiting[0]
+	e.called = false
+	if e.again {
+		p.callLocked()
+	}
 }
 
 // enter counts the connection among those that its Service serves. It returns false if it has
 // to wait: for those that came before it, or at the Service's limit.
 func (c *conn) enter(l *service.Limits) bool {
 	if c.counts&amongServed == 0 {
-		mayGo := !l.Any() || c.worker.called.conn == c || c.pool.queued.Load() == 0
-		if !mayGo || !c.pool.service.serve(int64(l.Connections)) {
+		if l.Any() && c.counts&amongQueued == 0 && c.pool.queued.Load() > 0 {
+			return false
+		}
+		if !c.pool.service.serve(int64(l.Connections)) {
+			c.pool.service.queue.full.Store(true)
 			return false
 		}
 		c.counts |= amongServed
@@ -126,36 +171,54 @@ func (c *conn) leave() {
 	}
 }
 
-// begun has the next one take its turn once this one's has brought an endpoint.
-func (c *conn) begun() {
-	if c.worker.called.conn == c {
-		c.worker.called = queued{}
-		c.pool.service.queue.wake()
+// unqueue takes a connection from the queue, if it is there.
+func (c *conn) unqueue(callNext bool) {
+	if c.counts&amongQueued != 0 {
+		c.counts &^= amongQueued
+		c.pool.service.queue.remove(c, callNext)
+		c.worker.server.queued.Add(-1)
 	}
 }
+
+// hasFailed reports whether an attempt of the connection has failed. When it has its turn, the
+// next one waits for the outcome: otherwise all would try an endpoint that refuses, again and
+// again, while the others are full.
+func (c *conn) hasFailed() bool { return len(c.record.Failed) > 0 }
 
 // enqueue has a connection wait for a place as long as its Service's annotation says, or
 // resets it.
 func (c *conn) enqueue(v *policy.Verdict) {
-	w, now, l, q := c.worker, poll.Nanotime(), &v.Port.Limits, c.pool.service
-	// From the connection's start, so that one whose attempts fail does not wait anew each time.
-	e, isBack := queued{conn: c, worker: w, pool: c.pool, until: c.record.Start + int64(l.Queue)}, w.called.conn == c
-	if !isBack || now >= e.until {
+	w, now, l, q := c.worker, poll.Nanotime(), &v.Port.Limits, &c.pool.service.queue
+	isFirst, hadPlace := c.counts&amongQueued != 0, c.counts&amongServed != 0 // isFirst: it had its turn
+	until, waited := w.until[c]
+	if !waited {
+		if until = now; c.record.Attempts > 0 {
+			until = c.record.Start // attempts that fail give no more time
+		}
+		until += int64(l.Queue)
+		w.until[c] = until
+	}
+	if !isFirst || now >= until {
 		c.warnOfPlace(l)
 	}
 	c.leave()
-	if now >= e.until {
+	if now >= until {
 		c.fail(conntrack.LimitReached)
 		return
 	}
 	c.plan = balancer.Dial{}
-	if !c.await(place, min(e.until, now+lookAgain)) {
+	if !c.await(place, min(until, now+lookAgain)) {
 		return
 	}
-	q.queue.add(e, isBack)
+	if isFirst {
+		q.endTurn(c.pool)
+		return
+	}
+	q.add(c)
+	c.counts |= amongQueued
 	w.server.queued.Add(1)
-	if !isBack && c.pool.queued.Load() == 1 {
-		q.queue.wake() // a place may be free since the connection looked for one
+	if !c.hasFailed() && (hadPlace || c.pool.queued.Load() == 1) {
+		q.freed(c.pool) // a place may be free since the connection looked for one
 	}
 }
 
@@ -173,14 +236,13 @@ func (c *conn) warnOfPlace(l *service.Limits) {
 
 // lookForPlace ends a connection whose time in the queue is over, and looks again otherwise.
 func (c *conn) lookForPlace() {
-	now, q := poll.Nanotime(), &c.pool.service.queue
-	until := q.until(c)
+	now, until := poll.Nanotime(), c.worker.until[c]
 	if now >= until {
 		c.fail(conntrack.LimitReached)
 		return
 	}
 	c.worker.loop.Schedule(&c.timer, min(until, now+lookAgain), c)
-	q.wake()
+	c.pool.service.queue.call(c.pool, c)
 }
 
 // wakeQueued gives all queues their turn, after a change of endpoints or limits.

@@ -6,8 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -231,4 +234,113 @@ func TestLimitsUnderLoad(t *testing.T) {
 	if ends := n.ends(); ends[conntrack.ClientFin]+ends[conntrack.EndpointFin] != clients*visits {
 		t.Errorf("ends %v", ends)
 	}
+}
+
+// TestFailedAttemptsGiveNoTime: one endpoint is full, and the other one refuses. Connections that
+// wait try the one that refuses now and then, and are reset when their time in the queue is over.
+func TestFailedAttemptsGiveNoTime(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) {
+		o.Balancer.Plan = balancer.Plan{Timeouts: []time.Duration{time.Second}, After: patience, Total: patience}
+	})
+	echo, refuses := n.echo(0, 8080), netip.AddrPortFrom(n.lab.Backends[0].IPv4, 9)
+	n.apply(annotate(web("web", "10.96.0.1", echo, refuses), "max-connections-per-endpoint", "1", "queue-timeout", "3s"))
+	name(t, n.dial("10.96.0.1:80"))
+	const clients = 4
+	for range clients {
+		n.dial("10.96.0.1:80")
+	}
+	wait.True(t, "the ends of those that wait", func() bool { return n.ends()[conntrack.LimitReached] == clients })
+	n.stop()
+}
+
+// TestHeldConnectionsQueue: the time that a connection was held does not count as time in the queue.
+func TestHeldConnectionsQueue(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	limits := []string{"hold", "10m", "max-connections-per-endpoint", "1", "queue-timeout", "2s"}
+	n.apply(annotate(web("web", "10.96.0.1"), limits...))
+	for range 2 {
+		n.dial("10.96.0.1:80")
+	}
+	wait.True(t, "held connections", func() bool { return n.server.Stats().Held == 2 })
+	began := time.Now()
+	wait.True(t, "the time of the queue has passed", func() bool { return time.Since(began) > 2*time.Second })
+	n.apply(annotate(web("web", "10.96.0.1", n.echo(0, 8080)), limits...))
+	n.queued(1)
+	n.stop()
+	if ends := n.ends(); ends[conntrack.LimitReached] != 0 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
+// TestTurns: an end gives a turn to the first connection of its own service port alone, or to some
+// more at the Service's limit, and each port comes round. One that has its turn keeps its place.
+func TestTurns(t *testing.T) {
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		loop.Stop()
+		if err := loop.Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	var s Server
+	w, service, limits := &worker{server: &s, loop: loop}, new(quota), service.Limits{Connections: 1, PerEndpoint: 1}
+	q := &service.queue
+	pools := make([]*pool, 3*calledAtOnce)
+	first := make([]*conn, len(pools))
+	for i := range pools {
+		pools[i] = &pool{service: service}
+		for range 3 {
+			c := &conn{worker: w, pool: pools[i], counts: amongQueued}
+			q.add(c)
+			if first[i] == nil {
+				first[i] = c
+			}
+		}
+	}
+	called := func(want int) {
+		t.Helper()
+		n := 0
+		for _, p := range pools {
+			for i, e := range p.waiting {
+				if e.called && i > 0 {
+					t.Error("one is called that is not the first")
+				}
+				if e.called {
+					n++
+				}
+			}
+		}
+		if n != want {
+			t.Errorf("%d connections have a turn, want %d", n, want)
+		}
+	}
+	q.call(pools[0], pools[0].waiting[1].conn)
+	called(0)
+	q.freed(pools[0])
+	called(1)
+	late := &conn{worker: w, pool: pools[0]}
+	if late.enter(&limits) || !first[0].enter(&limits) || first[1].enter(&limits) {
+		t.Error("a connection enters out of its turn, or above the limit")
+	}
+	if !q.full.Swap(false) {
+		t.Error("the Service's limit was not noted")
+	}
+	first[0].leave()
+	q.freed(pools[0]) // in its turn: it has another one
+	q.endTurn(pools[0])
+	called(1)
+	q.endTurn(pools[0])
+	called(0)
+	for n := range 3 { // at the Service's limit
+		q.full.Store(true)
+		q.freed(pools[len(pools)-1])
+		called(min(calledAtOnce*(n+1)+1, len(pools)))
+	}
+	q.wake()
+	called(len(pools))
 }

@@ -32,7 +32,7 @@ type worker struct {
 
 	stay map[uint64]struct{} // numbers of those that another process does not take
 
-	called queued // the connection whose turn it is, of a Service's queue
+	until map[*conn]int64 // when those that waited at a limit are to have got a place, monotonic ns
 
 	stalled    []stalled
 	stallTimer poll.Timer
@@ -48,6 +48,7 @@ func newWorker(s *Server, l Loop, d *upstream.Dialer, shard *conntrack.Shard) *w
 	w := &worker{
 		server: s, loop: l.Poll, relay: l.Relay, messages: l.Messages, dialer: d, shard: shard,
 		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}), stay: make(map[uint64]struct{}),
+		until: make(map[*conn]int64),
 	}
 	w.post(func() { w.loop.AtTick(w.giveTurns) })
 	return w
@@ -78,6 +79,7 @@ func (w *worker) newConn(protocol service.Protocol) *conn {
 // its registrations are gone and its timer is cancelled.
 func (w *worker) freeConn(c *conn) {
 	protocol, f := c.record.Protocol, c.carrier
+	delete(w.until, c)
 	f.clear()
 	*c = conn{carrier: f}
 	if spare := w.spare[protocol]; len(spare) < spareConns {

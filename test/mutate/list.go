@@ -83,7 +83,7 @@ var promises = []mutation{
 	},
 	{
 		name: "queue-out-of-order", what: "the last connection that waits at a limit is served first",
-		file: "stream/queue.go", old: "at := len(q.queued)", new: "at := 0",
+		file: "stream/queue.go", old: "append(c.pool.waiting, queued{conn: c, worker: c.worker})", new: "slices.Insert(c.pool.waiting, 0, queued{conn: c, worker: c.worker})",
 		pkg: "stream", test: "TestQueueIsInOrder",
 	},
 	{
