@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -40,6 +41,7 @@ type Server struct {
 	server      *httpport.Server
 	connections httpport.Group
 	file        os.FileInfo // of the socket, or nil
+	closing     sync.Once
 }
 
 // owner is the key of a request's context: whether its client may act.
@@ -174,8 +176,11 @@ func (s *Server) Serve(ctx context.Context) error {
 	return nil
 }
 
-// Close ends all requests, and removes the file unless another one is there.
-func (s *Server) Close() {
+// Close ends all requests, and removes the file unless another one is there. Further calls do
+// nothing: the next process's file may have the number that this one's had.
+func (s *Server) Close() { s.closing.Do(s.close) }
+
+func (s *Server) close() {
 	_ = s.server.Close()
 	_ = s.listener.Close()
 	if s.file == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -162,6 +163,27 @@ func TestFileInTheWay(t *testing.T) {
 	}
 	if _, err := Listen(path, http.NotFoundHandler()); err == nil {
 		t.Error("a file that is no socket was replaced")
+	}
+}
+
+// TestCloseAgainKeepsTheNextSocket: the file of a process that took over stays, even with the
+// inode number that this one's had.
+func TestCloseAgainKeepsTheNextSocket(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "admin")
+	s := start(t, name)
+	if err := os.Link(name, name+".next"); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after Close: %v, want no file", err)
+	}
+	if err := os.Rename(name+".next", name); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := os.Lstat(name); err != nil {
+		t.Errorf("after another Close: %v", err)
 	}
 }
 
