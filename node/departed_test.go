@@ -101,3 +101,29 @@ func TestDepartedIsBounded(t *testing.T) {
 		t.Error("connections to an endpoint that still serves end")
 	}
 }
+
+// TestDepartedRestart: connections of an earlier process whose endpoint went before have the time
+// of the annotation from when they are known; others do not put it off.
+func TestDepartedRestart(t *testing.T) {
+	name := service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Protocol: service.TCP}
+	d, began := newDeparted(), time.Now()
+	defer d.timer.Stop()
+	d.update(&service.Snapshot{Ports: []*service.Port{{Name: name, Drain: 10 * time.Second}}}, began)
+	want := func(at int, want bool) {
+		t.Helper()
+		o := d.take(began.Add(time.Duration(at) * time.Second))[name]
+		if is := o != nil && o.has(netip.MustParseAddrPort("10.0.0.1:80")); is != want {
+			t.Errorf("at %d s, connections end: %v, want %v", at, is, want)
+		}
+	}
+	restart := func(at int) { d.restart(began.Add(time.Duration(at) * time.Second)) }
+	restart(4)
+	want(9, false)
+	want(10, true)
+	want(20, false)
+	restart(30)
+	restart(36)
+	want(39, false)
+	want(40, true)
+	want(60, false)
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -141,11 +142,18 @@ func (p *Proxy) openDrains() {
 		return
 	}
 	p.drains = serve.NewDrains(p.drain, kept)
+	p.loadDrains()
+}
+
+// loadDrains notes what an earlier process has drained, for the next policy.
+func (p *Proxy) loadDrains() {
 	set, err := p.drains.Load()
 	if err != nil {
 		p.log.Warn().Err(err).Msg("what an earlier process has drained is not known")
 	}
-	if p.policy.Drained = set; len(set) > 0 {
-		p.log.Info().Int("addresses", len(set)).Msg("endpoints that an operator has drained are still drained; sluice drain lists them")
+	if maps.Equal(set, p.policy.Drained) {
+		return
 	}
+	p.policy.Drained = set
+	p.log.Info().Int("addresses", len(set)).Msg("what an operator has drained is still drained; sluice drain lists it")
 }

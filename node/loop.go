@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -140,6 +141,8 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			if shares := p.rebalancer.next(now, p.log); len(shares) > 0 {
 				running.Go(func() { p.closeIdle(ctx, shares) })
 			}
+		case <-p.before.hasMoved():
+			p.departed.restart(time.Now())
 		case <-p.node.timer.C:
 			p.node.tell()
 		case <-p.steer.Changed():
@@ -195,7 +198,7 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	}
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
-	taking := p.takesOver()
+	taking, drained := p.takesOver(), p.policy.Drained
 	if taking {
 		if err := p.takeSockets(); err != nil {
 			p.failTakeOver(err)
@@ -209,6 +212,10 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 		}
 		if err != nil {
 			p.failTakeOver(err)
+			return
+		}
+		if !maps.Equal(drained, p.policy.Drained) {
+			p.enforce(snap, triggers...)
 			return
 		}
 	}

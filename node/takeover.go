@@ -17,7 +17,16 @@ type predecessor struct {
 	serving bool              // this process serves new connections
 	sockets *handover.Sockets // listening sockets that nobody here has taken
 	clients []netip.Addr      // addresses that sockets of its connections have
+	moved   chan struct{}     // has a value when its connections have moved here
 	left    chan struct{}     // closed when it has ended
+}
+
+// hasMoved returns the channel that tells of connections that have moved here. b may be nil.
+func (b *predecessor) hasMoved() <-chan struct{} {
+	if b == nil {
+		return nil
+	}
+	return b.moved
 }
 
 // takesOver reports whether the process before still serves new connections.
@@ -41,7 +50,7 @@ func (p *Proxy) begin() (err error) {
 	if err != nil {
 		return fmt.Errorf("another sluice serves this node: %w; --take-over: %w", locked, err)
 	}
-	p.before = &predecessor{conn: conn, left: make(chan struct{})}
+	p.before = &predecessor{conn: conn, moved: make(chan struct{}, 1), left: make(chan struct{})}
 	p.config.Steering.Beside = true
 	return nil
 }
@@ -158,6 +167,7 @@ func (p *Proxy) tookOver() error {
 	} else {
 		p.log.Info().Strs("sockets_unused", unused).Msg("took over from the running sluice")
 	}
+	p.loadDrains() // until now, the sluice before took commands
 	go p.outlive()
 	if err := p.openRest(); err != nil {
 		p.log.Error().Err(err).Msg("not everything is served after the take-over")
@@ -188,7 +198,12 @@ func (p *Proxy) outlive() {
 	moved := 0
 	for {
 		n, err := b.conn.TakeMoved(p.stream.Take)
-		moved += n
+		if moved += n; n > 0 {
+			select {
+			case b.moved <- struct{}{}:
+			default: // Run knows
+			}
+		}
 		var stayed *handover.StayedError
 		if errors.As(err, &stayed) {
 			p.log.Warn().Err(err).Msg("connections stay with the sluice before")

@@ -43,12 +43,18 @@ func NewDrains(apply func(context.Context, policy.Drained) error, keeper Keeper)
 	return &Drains{apply: apply, keeper: keeper, all: make(map[policy.Drain]time.Time)}
 }
 
-// Load returns what an earlier process has kept, which counts as drained from now on. Call it
-// before anything is drained.
+// Load returns what an earlier process has kept, which alone counts as drained from now on. After
+// an error, what was drained before still is. Call it before the Drains are served.
 func (d *Drains) Load() (policy.Drained, error) {
-	all, err := d.keeper.Load()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.keeper == nil {
+		return setOf(d.all), nil
+	}
+	all, err := d.keeper.Load()
+	if err == nil {
+		clear(d.all)
+	}
 	maps.Copy(d.all, all)
 	return setOf(d.all), err
 }

@@ -1,0 +1,86 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/client"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestDrainDuringATakeOver: what the running process is told after the next one has begun, and
+// before it serves, holds in the next one: an address that is drained, and one that is taken back.
+func TestDrainDuringATakeOver(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	root, unmount, err := bpffs.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unmount)
+	c := config(t, webManifest+`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-2, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], nodeName: node}]
+`)
+	c.AdminSocket, c.Steering.BPFRoot = filepath.Join(t.TempDir(), "admin"), root
+	c.TakeOver, c.TakeOverTimeout = true, time.Minute
+	begin := func() *Proxy {
+		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	admin := client.New(c.AdminSocket)
+	tell := func(endpoint string, back bool) {
+		t.Helper()
+		if err := admin.Act(context.Background(), api.PathDrain, &api.Drain{Endpoint: endpoint, Back: back}, new(api.Drains)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := begin()
+	_, stopFirst := run(t, first)
+	defer stopFirst()
+	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
+	tell("192.0.2.2", false)
+
+	next := begin()
+	tell("192.0.2.2", true)
+	tell("192.0.2.3", false)
+	ctx, stopNext := run(t, next)
+	defer stopNext()
+	wait.True(t, "the next process serves", func() bool { return next.applied.Load() != 0 })
+	var list api.Drains
+	if err := admin.Get(ctx, api.PathDrain, nil, &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Drained) != 1 || list.Drained[0].Endpoint != "192.0.2.3" {
+		t.Errorf("the next process lists %+v as drained", list.Drained)
+	}
+	stopFirst()
+	var used []string
+	if err := next.onRun(ctx, func() {
+		for _, e := range next.table.Balanced(0, service.IPv4) {
+			used = append(used, e.Addr.Addr().String())
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(used)
+	if want := []string{"192.0.2.1", "192.0.2.2"}; !slices.Equal(used, want) {
+		t.Errorf("new connections go to %v, want %v", used, want)
+	}
+}
