@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,8 +24,11 @@ const (
 )
 
 // Conn is the connection of two processes. It belongs to one goroutine at a time, except
-// Close.
-type Conn struct{ unix *net.UnixConn }
+// Close and StopTaking.
+type Conn struct {
+	unix    *net.UnixConn
+	stopped atomic.Bool // StopTaking was called
+}
 
 // Close ends the connection. The other process sees that.
 func (c *Conn) Close() error { return c.unix.Close() }

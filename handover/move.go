@@ -120,7 +120,7 @@ func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 	_ = c.Send(&answer) // it fails if the other process has ended, which the wait finds out
 	// The other process may stand still: until it speaks or ends, they are not ours.
 	_, err = c.Await(StepYours, 0)
-	if err != nil && !Gone(err) {
+	if err != nil && (!Gone(err) || c.stopped.Load()) {
 		for _, t := range list {
 			t.Discard()
 		}
@@ -130,6 +130,12 @@ func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 		t.Begin()
 	}
 	return len(list), err
+}
+
+// StopTaking has TakeMoved end: what the other process has not given for good by now stays there.
+func (c *Conn) StopTaking() {
+	c.stopped.Store(true)
+	_ = c.unix.CloseRead() // what was sent before can be read, and the other process can send no more
 }
 
 // StayedError says why a batch of connections stays with the running process.

@@ -214,6 +214,47 @@ func TestGiverEndsWhileConnectionsMove(t *testing.T) {
 	}
 }
 
+// TestStopTaking: a process that ends has the connections that were given to it for good, and
+// leaves others where they are.
+func TestStopTaking(t *testing.T) {
+	for _, given := range []bool{false, true} {
+		t.Run(fmt.Sprintf("given=%v", given), func(t *testing.T) {
+			running, next := pair(t)
+			list := moved(t, 1)
+			list[0].Count = 2
+			var got arrivals
+			done := make(chan error, 1)
+			go func() {
+				_, err := next.TakeMoved(got.accept)
+				done <- err
+			}()
+			if err := running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := running.Await(StepTaken, Patience); err != nil {
+				t.Fatal(err)
+			}
+			if given {
+				if err := running.Send(&Message{Step: StepYours}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			next.StopTaking()
+			if err := running.Send(&Message{Step: StepYours}); err == nil {
+				t.Error("the running process can give more")
+			}
+			err := <-done
+			var stayed *StayedError
+			if given && (err != nil || len(got.begun) != 1) || !given && (!errors.As(err, &stayed) || len(got.discarded) != 1) {
+				t.Errorf("begun %v, discarded %v, %v", got.begun, got.discarded, err)
+			}
+			if _, err := next.TakeMoved(got.accept); !Gone(err) {
+				t.Errorf("then %v, want the end", err)
+			}
+		})
+	}
+}
+
 // readable waits until there is a message, and leaves it unread.
 func readable(c *Conn) error {
 	raw, err := c.unix.SyscallConn()

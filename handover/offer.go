@@ -42,7 +42,7 @@ func (o *Offer) Accept() (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{u}
+		c := &Conn{unix: u}
 		if err = c.verify(); err == nil {
 			err = c.prove()
 		}
@@ -66,7 +66,7 @@ func Dial(proxy string) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{u}
+	c := &Conn{unix: u}
 	if err = c.prove(); err == nil {
 		err = c.verify()
 	}

@@ -164,7 +164,7 @@ func TestProofOfAnotherConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-		return &Conn{near}, &Conn{far}
+		return &Conn{unix: near}, &Conn{unix: far}
 	}
 	victim, thief := dial()
 	if err := victim.prove(); err != nil {

@@ -396,6 +396,10 @@ func (p *Proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 // are written.
 func (p *Proxy) stop() {
 	dropped := p.conntrack.Stats().Dropped
+	if b := p.before; b != nil && b.serving {
+		b.conn.StopTaking()
+		<-b.left // what has come is among the connections that end below
+	}
 	if p.takesOver() && !p.left { // it ends before it has its configuration
 		p.leave()
 	}
