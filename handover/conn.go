@@ -90,10 +90,11 @@ func (m *Message) is(want Step) error {
 	return fmt.Errorf("%s in place of %s", m.Step, want)
 }
 
-var errIncomplete = errors.New("descriptors are missing")
+// errUnread is about a message that has come, but says nothing that can be followed.
+var errUnread = errors.New("cannot read a message")
 
-// receive returns a message and its descriptors. It closes them and returns an error if some
-// are missing.
+// receive returns a message and its descriptors. If some are missing, or the message makes no
+// sense, it closes them and returns errUnread.
 func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	deadline := time.Time{}
 	if patience > 0 {
@@ -114,14 +115,14 @@ func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	}
 	m, err := parse(p[:n])
 	if err == nil && (!whole || m.Step == StepSockets && len(fds) != len(m.Sockets)) {
-		err = fmt.Errorf("%s: %w: %d have arrived; the limit of open files may be too low", m.Step, errIncomplete, len(fds))
+		err = fmt.Errorf("%s: descriptors are missing: %d have arrived; the limit of open files may be too low", m.Step, len(fds))
 	}
 	if err == nil && m.Step == StepMoved {
 		err = m.counted(len(fds))
 	}
 	if err != nil {
 		closeAll(fds)
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("%w: %w", errUnread, err)
 	}
 	return m, fds, nil
 }

@@ -92,7 +92,7 @@ type Taken interface {
 // Messages of other kinds are passed over.
 func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 	m, fds, err := c.receive(0)
-	if errors.Is(err, errIncomplete) {
+	if errors.Is(err, errUnread) {
 		if said := c.Send(&Message{Step: StepTaken}); said != nil {
 			return 0, said
 		}

@@ -214,6 +214,25 @@ func TestGiverEndsWhileConnectionsMove(t *testing.T) {
 	}
 }
 
+// TestUnreadMessageLeavesConnections: a message that the next process cannot read is not the
+// running one's end. What it was about stays.
+func TestUnreadMessageLeavesConnections(t *testing.T) {
+	running, next := pair(t)
+	list := moved(t, 1)
+	list[0].Count = 1 // it has two
+	if err := running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs); err != nil {
+		t.Fatal(err)
+	}
+	var got arrivals
+	var stayed *StayedError
+	if _, err := next.TakeMoved(got.accept); !errors.As(err, &stayed) {
+		t.Errorf("%v, want a *StayedError", err)
+	}
+	if m, err := running.Await(StepTaken, Patience); err != nil || m.Taken != 0 {
+		t.Errorf("answered %+v, %v", m, err)
+	}
+}
+
 // TestStopTaking: a process that ends has the connections that were given to it for good, and
 // leaves others where they are.
 func TestStopTaking(t *testing.T) {
