@@ -34,13 +34,14 @@ type conn struct {
 	next     *conn          // in a retryQueue
 }
 
-// counted says among which of a Service's connections one counts.
+// counted says among which connections one counts.
 type counted uint8
 
 const (
 	amongDialing counted = 1 << iota
 	amongServed
-	amongQueued // it waits at a limit, or has its turn
+	amongQueued  // it waits at a limit, or has its turn
+	amongStaying // the process that takes over does not take it
 )
 
 // ownTroublePause is how long a dial waits when the node, not an endpoint, makes it

@@ -43,8 +43,9 @@ type leaving struct {
 	began time.Time
 }
 
-// moveAtOnce bounds the connections that are out of their loop at the same time.
-const moveAtOnce = 64
+// moveAtOnce bounds the connections that are out of their loop at the same time: one message
+// has their descriptors, two sockets and two pipes for each at most.
+const moveAtOnce = handover.MostMoved / 6
 
 // Pauses says how long connections were out of their loops.
 type Pauses []time.Duration
@@ -96,8 +97,7 @@ func (w *worker) movable() (list []leaving) {
 		if !is {
 			return
 		}
-		t, is := c.carrier.(*tcpConn)
-		if _, stays := w.stay[r.ID]; is && !stays && t.mayMove() {
+		if t, is := c.carrier.(*tcpConn); is && c.counts&amongStaying == 0 && t.mayMove() {
 			list = append(list, leaving{conn: t, id: r.ID})
 		}
 	})
@@ -158,7 +158,7 @@ func (t *tcpConn) settle(given, asked bool) {
 	w := t.worker
 	t.awaits = nothing
 	if !given && asked {
-		w.stay[t.record.ID] = struct{}{}
+		t.counts |= amongStaying
 	}
 	switch {
 	case given && t.record.Connected:
@@ -171,7 +171,11 @@ func (t *tcpConn) settle(given, asked bool) {
 		w.forget(t)
 	case t.record.Connected:
 		w.relay.Return(&t.link)
-		if t.cut != conntrack.EndNone { // meanwhile
+		switch t.cut { // meanwhile
+		case conntrack.EndNone:
+		case conntrack.Rebalanced: // it was idle, and may not be now
+			t.cut = conntrack.EndNone
+		default:
 			t.abort()
 		}
 	case t.cut != conntrack.EndNone:
@@ -241,7 +245,9 @@ func (a *arrived) Discard() {
 
 // Begin implements handover.Taken.
 func (a *arrived) Begin() {
+	a.worker.server.open.Add(1) // at once: a process without connections may end
 	if !a.worker.loop.Post(a.begin) {
+		a.worker.server.open.Add(-1)
 		a.Discard()
 	}
 }
@@ -253,7 +259,6 @@ func (a *arrived) begin() {
 	c.pool, c.held = a.pool, a.held
 	c.record.Counters, c.record.Owner = a.pool.counters, c
 	w.shard.Join(&c.record, m, a.port, poll.Nanotime())
-	w.server.open.Add(1)
 	c.pool.service.open.Add(1)
 	c.pool.namespace.open.Add(1)
 	if a.state.Link != nil {

@@ -30,8 +30,6 @@ type worker struct {
 	headers headerReader
 	held    map[*conn]struct{} // connections that await endpoints
 
-	stay map[uint64]struct{} // numbers of those that another process does not take
-
 	until map[*conn]int64 // when those that waited at a limit are to have got a place, monotonic ns
 
 	stalled    []stalled
@@ -47,7 +45,7 @@ type worker struct {
 func newWorker(s *Server, l Loop, d *upstream.Dialer, shard *conntrack.Shard) *worker {
 	w := &worker{
 		server: s, loop: l.Poll, relay: l.Relay, messages: l.Messages, dialer: d, shard: shard,
-		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}), stay: make(map[uint64]struct{}),
+		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}),
 		until: make(map[*conn]int64),
 	}
 	w.post(func() { w.loop.AtTick(w.giveTurns) })
