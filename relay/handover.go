@@ -185,12 +185,5 @@ func (l *Link) resume() {
 			l.run(i)
 		}
 	}
-	for i := range l.sides {
-		if l.facts&running != 0 {
-			l.watch(i)
-		}
-	}
-	if l.facts&running != 0 {
-		l.setTimer(l.lookInterval())
-	}
+	l.attend()
 }

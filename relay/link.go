@@ -122,6 +122,11 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	if l.facts&running != 0 && e.state&readable != 0 {
 		l.run(endpoint)
 	}
+	l.attend()
+}
+
+// attend begins to watch both sides, and sets the timer, unless the link has ended.
+func (l *Link) attend() {
 	for i := range l.sides {
 		if l.facts&running != 0 {
 			l.watch(i)

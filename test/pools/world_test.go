@@ -2,7 +2,6 @@ package pools
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,12 +12,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -29,30 +28,12 @@ const nobody = 65534
 
 const metricsAddress = "127.0.0.1:10249"
 
-// output is what a program has said, which is read while it goes on.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // world is a lab with a proxy and a Service for each kind of server.
 type world struct {
 	t *testing.T
 	*netns.Lab
 	manifests string
-	log       output
+	log       output.Text
 	http      http.Client
 }
 
@@ -182,7 +163,7 @@ func directory(t *testing.T) string {
 func serve(t *testing.T, h *netns.Host, dir, name string, args ...string) {
 	t.Helper()
 	cmd := as(h.Command(t, find(t, name), args...), dir)
-	log := &output{}
+	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
