@@ -90,11 +90,11 @@ func (m *Message) is(want Step) error {
 	return fmt.Errorf("%s in place of %s", m.Step, want)
 }
 
-// errUnread is about a message that has come, but says nothing that can be followed.
+// errUnread says that a message came and cannot be used.
 var errUnread = errors.New("cannot read a message")
 
-// receive returns a message and its descriptors. If some are missing, or the message makes no
-// sense, it closes them and returns errUnread.
+// receive returns a message and its descriptors. If the message cannot be read or descriptors are
+// missing, it closes those that came and returns errUnread.
 func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	deadline := time.Time{}
 	if patience > 0 {

@@ -132,7 +132,7 @@ func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 	return len(list), err
 }
 
-// StopTaking has TakeMoved end: what the other process has not given for good by now stays there.
+// StopTaking ends TakeMoved. Connections that the other process has not confirmed yet stay there.
 func (c *Conn) StopTaking() {
 	c.stopped.Store(true)
 	_ = c.unix.CloseRead() // what was sent before can be read, and the other process can send no more

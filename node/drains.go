@@ -145,7 +145,7 @@ func (p *Proxy) openDrains() {
 	p.loadDrains()
 }
 
-// loadDrains notes what an earlier process has drained, for the next policy.
+// loadDrains reads what an earlier process drained. The next policy goes by it.
 func (p *Proxy) loadDrains() {
 	set, err := p.drains.Load()
 	if err != nil {
@@ -155,5 +155,5 @@ func (p *Proxy) loadDrains() {
 		return
 	}
 	p.policy.Drained = set
-	p.log.Info().Int("addresses", len(set)).Msg("what an operator has drained is still drained; sluice drain lists it")
+	p.log.Info().Int("addresses", len(set)).Msg("endpoints that an operator drained are still drained; sluice drain lists them")
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// queue has the connections of a Service that wait at a limit, those of all loops, for each
-// service port in order of arrival. When a place is free, the first one has its turn, and stays
-// the first one until it begins to connect to an endpoint. --max-dialing-per-service bounds the queue.
+// queue holds the connections of a Service that wait at a limit, of all loops. Each service port
+// has them in order of arrival. When a place is free, the first one has a turn. It stays the first
+// one until it begins to connect to an endpoint. --max-dialing-per-service bounds the queue.
 type queue struct {
 	length atomic.Int32
 	full   atomic.Bool // somebody found the Service at its limit since a connection ended
@@ -32,8 +32,8 @@ type queued struct {
 }
 
 const (
-	// lookAgain is how often the first connection of a service port looks for a place, in case
-	// nothing told of one: flows in the kernel count at endpoints too.
+	// lookAgain is how often the first connection of a service port looks for a place: when a flow
+	// in the kernel ends, nobody gives it a turn.
 	lookAgain = int64(time.Second)
 	// calledAtOnce is how many service ports have a turn when a place in their Service is free.
 	calledAtOnce = 8
@@ -82,7 +82,7 @@ func (p *pool) callLocked() {
 	w.post(func() { w.giveTurn(p) })
 }
 
-// call gives a service port's first connection its turn; with of, only if it is that one.
+// call gives the first connection of a service port a turn. If of is not nil, only of gets one.
 func (q *queue) call(p *pool, of *conn) {
 	if p.queued.Load() == 0 {
 		return
@@ -180,9 +180,9 @@ func (c *conn) unqueue(callNext bool) {
 	}
 }
 
-// hasFailed reports whether an attempt of the connection has failed. When it has its turn, the
-// next one waits for the outcome: otherwise all would try an endpoint that refuses, again and
-// again, while the others are full.
+// hasFailed reports whether an attempt of the connection has failed. Then the next one in the queue
+// waits until this one is connected or has failed: otherwise all of them would try an endpoint that
+// refuses, again and again, while the others are full.
 func (c *conn) hasFailed() bool { return len(c.record.Failed) > 0 }
 
 // enqueue has a connection wait for a place as long as its Service's annotation says, or

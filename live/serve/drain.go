@@ -43,8 +43,8 @@ func NewDrains(apply func(context.Context, policy.Drained) error, keeper Keeper)
 	return &Drains{apply: apply, keeper: keeper, all: make(map[policy.Drain]time.Time)}
 }
 
-// Load returns what an earlier process has kept, which alone counts as drained from now on. After
-// an error, what was drained before still is. Call it before the Drains are served.
+// Load replaces what is drained by what an earlier process kept, and returns it. An error changes
+// nothing. Call it before the Drains are served.
 func (d *Drains) Load() (policy.Drained, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
