@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,9 @@ const (
 	ttl           = 5
 )
 
+// nameServer is the name that the zone's server has below the zone.
+const nameServer = "ns.dns."
+
 // mostAliases bounds a chain of ExternalNames.
 const mostAliases = 8
 
@@ -34,8 +38,8 @@ type view struct {
 type answer struct {
 	ours    bool // the zone's, or an address's that we have a name for
 	code    dnsmessage.RCode
-	records []dnsmessage.Resource
-	extra   []dnsmessage.Resource
+	records []record
+	extra   []record
 	// alias is the name outside of the zone that the records end with, or "".
 	alias string
 }
@@ -53,7 +57,7 @@ func (v *view) answer(q dnsmessage.Question, client netip.Addr) (a answer) {
 		return a
 	}
 	a.ours = true
-	r := &resolver{view: v, question: q, owner: q.Name, place: v.places.of(client), answer: &a}
+	r := &resolver{view: v, question: q, owner: q.Name.String(), place: v.places.of(client), answer: &a}
 	r.name(labels)
 	return a
 }
@@ -77,7 +81,7 @@ type resolver struct {
 	*view
 	*answer
 	question dnsmessage.Question
-	owner    dnsmessage.Name // of the records; the target of an ExternalName differs from the question
+	owner    string // of the records; the target of an ExternalName differs from the question
 	place    policy.Place
 	aliases  int
 }
@@ -91,7 +95,7 @@ func (r *resolver) name(labels []string) {
 		r.apex()
 	case is("dns-version"):
 		if r.wants(dnsmessage.TypeTXT) {
-			r.add(&dnsmessage.TXTResource{TXT: []string{schemaVersion}})
+			r.add(dnsmessage.TypeTXT, append([]byte{byte(len(schemaVersion))}, schemaVersion...))
 		}
 	case is("dns"), is("svc"):
 		// They exist, and have no records.
@@ -111,26 +115,20 @@ func (r *resolver) wants(t dnsmessage.Type) bool {
 
 func (r *resolver) apex() {
 	if r.wants(dnsmessage.TypeSOA) {
-		soa := r.soa()
-		soa.Header.Name = r.owner
-		r.records = append(r.records, soa)
+		r.add(dnsmessage.TypeSOA, r.soa().data)
 	}
 	if r.wants(dnsmessage.TypeNS) {
-		if ns, ok := newName("ns.dns." + r.zone); ok {
-			r.add(&dnsmessage.NSResource{NS: ns})
-		}
+		r.add(dnsmessage.TypeNS, appendName(nil, nameServer+r.zone))
 	}
 }
 
 // soa returns the record that negative answers have (RFC 2308).
-func (v *view) soa() dnsmessage.Resource {
-	zone, _ := newName(v.zone) // Listen has checked the zone
-	ns, _ := newName("ns.dns." + v.zone)
-	mbox, _ := newName("hostmaster." + v.zone)
-	return dnsmessage.Resource{
-		Header: dnsmessage.ResourceHeader{Name: zone, Type: dnsmessage.TypeSOA, Class: dnsmessage.ClassINET, TTL: ttl},
-		Body:   &dnsmessage.SOAResource{NS: ns, MBox: mbox, Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, MinTTL: ttl},
+func (v *view) soa() record {
+	data := appendName(appendName(nil, nameServer+v.zone), "hostmaster."+v.zone)
+	for _, n := range [...]uint32{1, 7200, 1800, 86400, ttl} { // serial, refresh, retry, expire, negative answers
+		data = binary.BigEndian.AppendUint32(data, n)
 	}
+	return record{v.zone, dnsmessage.TypeSOA, ttl, data}
 }
 
 // below answers for a name below svc: namespace, service, and what is below it.
@@ -209,8 +207,8 @@ func (r *resolver) endpoints(e *entry, list []service.Endpoint, base string) {
 // addresses adds those of the family that the question is for.
 func (r *resolver) addresses(list []netip.Addr) {
 	for _, a := range list {
-		if body := addressRecord(a); body != nil && r.wants(typeOf(a)) {
-			r.add(body)
+		if kind := typeOf(a); r.wants(kind) {
+			r.add(kind, a.AsSlice())
 		}
 	}
 }
@@ -222,23 +220,9 @@ func typeOf(a netip.Addr) dnsmessage.Type {
 	return dnsmessage.TypeAAAA
 }
 
-func addressRecord(a netip.Addr) dnsmessage.ResourceBody {
-	if a.Is4() {
-		return &dnsmessage.AResource{A: a.As4()}
-	}
-	return &dnsmessage.AAAAResource{AAAA: a.As16()}
-}
-
 // host answers for the name of an endpoint of a headless Service.
 func (r *resolver) host(e *entry, label, base string) {
-	var found []service.Endpoint
-	for _, list := range e.ready {
-		for i := range list {
-			if e.hosts[list[i].Addr.Addr()].label() == label {
-				found = append(found, list[i])
-			}
-		}
-	}
+	found := e.pick(func(h *service.Endpoint) bool { return e.hosts[h.Addr.Addr()].label() == label })
 	r.endpoints(e, found, base)
 }
 
@@ -254,19 +238,13 @@ func (r *resolver) inZone(e *entry, labels []string, base string) {
 	}
 	zone := slices.Clone(labels[1:])
 	slices.Reverse(zone)
-	var all, inside []service.Endpoint
-	for _, ready := range e.ready {
-		for i := range ready {
-			if all = append(all, ready[i]); strings.EqualFold(ready[i].Zone, strings.Join(zone, ".")) {
-				inside = append(inside, ready[i])
-			}
-		}
+	name := strings.Join(zone, ".")
+	found := e.pick(func(h *service.Endpoint) bool { return strings.EqualFold(h.Zone, name) })
+	if len(found) == 0 && labels[0] == "prefer" {
+		found = e.pick(func(*service.Endpoint) bool { return true })
 	}
-	if len(inside) == 0 && labels[0] == "prefer" {
-		inside = all
-	}
-	if len(inside) > 0 {
-		r.endpoints(e, inside, base)
+	if len(found) > 0 {
+		r.endpoints(e, found, base)
 	}
 }
 
@@ -341,27 +319,26 @@ func (r *resolver) targets(list []target) {
 	told := make(map[target]bool)
 	first := func(t target) bool { before := told[t]; told[t] = true; return !before }
 	for _, t := range list {
-		n, ok := newName(t.name)
-		if !ok {
+		if !validName(t.name) {
 			continue
 		}
 		if first(target{name: t.name, port: t.port}) {
-			r.add(&dnsmessage.SRVResource{Priority: 0, Weight: uint16(max(100/len(list), 1)), Port: t.port, Target: n})
+			data := []byte{0, 0, 0, byte(max(100/len(list), 1)), byte(t.port >> 8), byte(t.port)} // priority, weight, port
+			r.add(dnsmessage.TypeSRV, appendName(data, t.name))
 		}
 		if first(target{name: t.name, addr: t.addr}) {
-			r.extra = append(r.extra, record(n, addressRecord(t.addr)))
+			r.extra = append(r.extra, record{t.name, typeOf(t.addr), ttl, t.addr.AsSlice()})
 		}
 	}
 }
 
 // external answers for an ExternalName: an alias, and what it leads to in the zone.
 func (r *resolver) external(e *entry, rest []string) {
-	target, ok := newName(e.external)
-	if len(rest) > 0 || !ok {
+	if len(rest) > 0 || !validName(e.external) {
 		r.code = dnsmessage.RCodeNameError
 		return
 	}
-	r.add(&dnsmessage.CNAMEResource{CNAME: target})
+	r.add(dnsmessage.TypeCNAME, appendName(nil, e.external))
 	if r.question.Type == dnsmessage.TypeCNAME || r.question.Type == dnsmessage.TypeALL {
 		return
 	}
@@ -371,7 +348,7 @@ func (r *resolver) external(e *entry, rest []string) {
 		r.alias = e.external
 	case r.aliases < mostAliases:
 		r.aliases++
-		r.owner = target
+		r.owner = e.external
 		r.name(labels)
 	default:
 		r.code = dnsmessage.RCodeServerFailure
@@ -385,7 +362,7 @@ func (v *view) pointer(q dnsmessage.Question, addr netip.Addr) (a answer) {
 		return a
 	}
 	a.ours = true
-	r := &resolver{view: v, question: q, owner: q.Name, answer: &a}
+	r := &resolver{view: v, question: q, owner: q.Name.String(), answer: &a}
 	if !r.wants(dnsmessage.TypePTR) {
 		return a
 	}
@@ -394,35 +371,16 @@ func (v *view) pointer(q dnsmessage.Question, addr netip.Addr) (a answer) {
 		if o.host != "" {
 			name = o.host + "." + name
 		}
-		if n, ok := newName(name); ok {
-			r.add(&dnsmessage.PTRResource{PTR: n})
+		if validName(name) {
+			r.add(dnsmessage.TypePTR, appendName(nil, name))
 		}
 	}
 	return a
 }
 
 // add adds a record with the owner's name.
-func (r *resolver) add(body dnsmessage.ResourceBody) {
-	r.records = append(r.records, record(r.owner, body))
-}
-
-// record returns a record; packing sets its type.
-func record(name dnsmessage.Name, body dnsmessage.ResourceBody) dnsmessage.Resource {
-	return dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: ttl}, Body: body}
-}
-
-// newName reports false for a name that is too long, or has a label that is.
-func newName(s string) (dnsmessage.Name, bool) {
-	n, err := dnsmessage.NewName(s)
-	if err != nil {
-		return n, false
-	}
-	for label := range strings.SplitSeq(strings.TrimSuffix(s, "."), ".") {
-		if label == "" && s != "." || len(label) > 63 {
-			return n, false
-		}
-	}
-	return n, true
+func (r *resolver) add(kind dnsmessage.Type, data []byte) {
+	r.records = append(r.records, record{r.owner, kind, ttl, data})
 }
 
 // reverseAddr returns the address of a lower-case name in in-addr.arpa or ip6.arpa.

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -134,29 +135,41 @@ func answers(reply, message []byte, id uint16) bool {
 // complete adds to an answer what a resolver says of the name that it ends with. It
 // reports false if none answers.
 func (f *forwarder) complete(ctx context.Context, a *answer, t dnsmessage.Type) bool {
-	name, ok := newName(a.alias)
-	if !ok {
+	q := query{header: dnsmessage.Header{RecursionDesired: true}, question: dnsmessage.Question{Type: t, Class: dnsmessage.ClassINET}}
+	var err error
+	if q.question.Name, err = dnsmessage.NewName(a.alias); err != nil {
 		return false
 	}
-	q := dnsmessage.Message{
-		Header:    dnsmessage.Header{RecursionDesired: true},
-		Questions: []dnsmessage.Question{{Name: name, Type: t, Class: dnsmessage.ClassINET}},
-	}
-	message, err := q.Pack()
+	question := message{header: q.header}
+	asked, err := question.pack(&q, 0)
 	if err != nil {
 		return false
 	}
-	var m dnsmessage.Message
+	var p dnsmessage.Parser
+	var h dnsmessage.Header
 	for _, network := range []string{"udp", "tcp"} {
-		reply := f.ask(ctx, message, network)
-		if reply == nil || m.Unpack(reply) != nil {
+		reply := f.ask(ctx, asked, network)
+		if reply == nil {
 			return false
 		}
-		if !m.Truncated {
+		if h, err = p.Start(reply); err != nil {
+			return false
+		}
+		if !h.Truncated {
 			break
 		}
 	}
-	a.records = append(a.records, m.Answers...)
-	a.code = m.RCode
-	return true
+	if p.SkipAllQuestions() != nil {
+		return false
+	}
+	for {
+		r, err := readRecord(&p)
+		if err != nil {
+			a.code = h.RCode
+			return errors.Is(err, dnsmessage.ErrSectionDone)
+		}
+		if r.data != nil {
+			a.records = append(a.records, r)
+		}
+	}
 }

@@ -42,11 +42,11 @@ func parse(message []byte) (q query, code dnsmessage.RCode, ok bool) {
 	if q.header.OpCode != 0 {
 		return q, dnsmessage.RCodeNotImplemented, true
 	}
-	questions, err := p.AllQuestions()
-	if err != nil || len(questions) != 1 {
-		return q, dnsmessage.RCodeFormatError, true
+	question, err := p.Question()
+	if err != nil || !errors.Is(p.SkipQuestion(), dnsmessage.ErrSectionDone) {
+		return q, dnsmessage.RCodeFormatError, true // none, or several
 	}
-	q.question = questions[0]
+	q.question = question
 	if p.SkipAllAnswers() != nil || p.SkipAllAuthorities() != nil {
 		return q, dnsmessage.RCodeFormatError, true
 	}
@@ -74,48 +74,73 @@ func parse(message []byte) (q query, code dnsmessage.RCode, ok bool) {
 // reply packs an answer in at most size bytes. What does not fit is left out: additional
 // records first, then records, which the header says. recursion says that other names
 // are forwarded.
-func (q *query) reply(a *answer, soa func() dnsmessage.Resource, recursion bool, size int) ([]byte, error) {
-	m := dnsmessage.Message{
-		Header: dnsmessage.Header{
+func (q *query) reply(a *answer, soa func() record, recursion bool, size int) ([]byte, error) {
+	m := message{
+		header: dnsmessage.Header{
 			ID: q.header.ID, Response: true, OpCode: q.header.OpCode, RecursionDesired: q.header.RecursionDesired,
 			Authoritative: a.ours, RecursionAvailable: recursion, RCode: a.code & 0xf,
 		},
-		Answers: a.records,
-	}
-	if q.question.Name.Length > 0 {
-		m.Questions = []dnsmessage.Question{q.question}
+		answers: a.records, additional: a.extra,
 	}
 	if a.ours && a.alias == "" && (a.code == dnsmessage.RCodeNameError || a.code == dnsmessage.RCodeSuccess && !ends(a.records, q.question.Type)) {
-		m.Authorities = []dnsmessage.Resource{soa()}
+		m.authorities = []record{soa()}
 	}
-	extra := a.extra
-	if most := size / leastRecord; len(m.Answers) > most { // no need to pack them
-		m.Answers, m.Truncated, extra = m.Answers[:most], true, nil
+	if most := size / leastRecord; len(m.answers) > most { // no need to pack them
+		m.answers, m.header.Truncated, m.additional = m.answers[:most], true, nil
 	}
 	for {
-		m.Additionals = extra
-		if q.edns {
-			var h dnsmessage.ResourceHeader
-			if err := h.SetEDNS0(mostSize, a.code, false); err != nil {
-				return nil, err
-			}
-			m.Additionals = append([]dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}, extra...)
-		}
-		packed, err := m.Pack()
+		packed, err := m.pack(q, a.code)
 		if err == nil && len(packed) <= size {
 			return packed, nil
 		}
-		switch n := len(m.Answers); {
-		case len(extra) > 0:
-			extra = nil
+		switch n := len(m.answers); {
+		case len(m.additional) > 0:
+			m.additional = nil
 		case n > 0:
-			m.Answers, m.Truncated = m.Answers[:n*3/4], true
-		case m.Authorities != nil:
-			m.Authorities = nil
+			m.answers, m.header.Truncated = m.answers[:n*3/4], true
+		case m.authorities != nil:
+			m.authorities = nil
 		default:
 			return nil, err
 		}
 	}
+}
+
+// message is a reply before it is packed.
+type message struct {
+	header                           dnsmessage.Header
+	answers, authorities, additional []record
+}
+
+// pack packs m as the reply to q. A code that the header has no room for goes into EDNS.
+func (m *message) pack(q *query, code dnsmessage.RCode) ([]byte, error) {
+	b := dnsmessage.NewBuilder(make([]byte, 0, plainSize), m.header)
+	b.EnableCompression()
+	err := b.StartQuestions()
+	if q.question.Name.Length > 0 && err == nil {
+		err = b.Question(q.question)
+	}
+	add := func(records []record) {
+		for i := range records {
+			if err == nil {
+				err = records[i].pack(&b)
+			}
+		}
+	}
+	err = errors.Join(err, b.StartAnswers())
+	add(m.answers)
+	err = errors.Join(err, b.StartAuthorities())
+	add(m.authorities)
+	err = errors.Join(err, b.StartAdditionals())
+	if q.edns {
+		var h dnsmessage.ResourceHeader
+		err = errors.Join(err, h.SetEDNS0(mostSize, code, false), b.UnknownResource(h, dnsmessage.UnknownResource{Type: dnsmessage.TypeOPT}))
+	}
+	add(m.additional)
+	if err != nil {
+		return nil, err
+	}
+	return b.Finish()
 }
 
 // leastRecord is the size of the smallest record: a pointer to its name, and its header.
@@ -123,13 +148,12 @@ const leastRecord = 12
 
 // ends reports whether records answer a question for a type, and do not only lead to a
 // name that has none.
-func ends(records []dnsmessage.Resource, t dnsmessage.Type) bool {
+func ends(records []record, t dnsmessage.Type) bool {
 	if len(records) == 0 {
 		return false
 	}
 	if t == dnsmessage.TypeCNAME || t == dnsmessage.TypeALL {
 		return true
 	}
-	_, alias := records[len(records)-1].Body.(*dnsmessage.CNAMEResource)
-	return !alias
+	return records[len(records)-1].kind != dnsmessage.TypeCNAME
 }

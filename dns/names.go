@@ -3,7 +3,6 @@ package dns
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -25,6 +24,18 @@ type entry struct {
 	// Of headless Services:
 	hosts map[netip.Addr]*host
 	ready [2][]service.Endpoint // by service.Family, sorted
+}
+
+// pick returns the ready endpoints that match.
+func (e *entry) pick(match func(*service.Endpoint) bool) (found []service.Endpoint) {
+	for _, list := range e.ready {
+		for i := range list {
+			if match(&list[i]) {
+				found = append(found, list[i])
+			}
+		}
+	}
+	return found
 }
 
 // host is an endpoint of a headless Service.
@@ -94,7 +105,7 @@ func (e *namesEdit) set(name service.Name, to *entry) {
 		e.next.spaces[name.Namespace], e.ownSpaces[name.Namespace] = space, true
 	}
 	for a, o := range space[name.Name].reversed(name) {
-		e.setOwners(a, slices.DeleteFunc(slices.Clone(e.next.owners(a)), func(p owner) bool { return p == o }))
+		e.setOwners(a, without(e.next.owners(a), o))
 	}
 	if to == nil {
 		if delete(space, name.Name); len(space) == 0 {
@@ -105,10 +116,32 @@ func (e *namesEdit) set(name service.Name, to *entry) {
 	}
 	space[name.Name] = to
 	for a, o := range to.reversed(name) {
-		list := e.next.owners(a)
-		i, _ := slices.BinarySearchFunc(list, o.text(), func(p owner, text string) int { return strings.Compare(p.text(), text) })
-		e.setOwners(a, slices.Insert(slices.Clone(list), i, o))
+		e.setOwners(a, with(e.next.owners(a), o))
 	}
+}
+
+// with returns a copy of a list in order of names, with another owner.
+func with(list []owner, o owner) []owner {
+	i := 0
+	for i < len(list) && list[i].text() < o.text() {
+		i++
+	}
+	next := make([]owner, len(list)+1)
+	copy(next, list[:i])
+	next[i] = o
+	copy(next[i+1:], list[i:])
+	return next
+}
+
+// without returns a copy of a list that lacks an owner.
+func without(list []owner, o owner) []owner {
+	next := make([]owner, 0, len(list))
+	for _, p := range list {
+		if p != o {
+			next = append(next, p)
+		}
+	}
+	return next
 }
 
 func (e *namesEdit) setOwners(a netip.Addr, list []owner) {

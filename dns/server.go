@@ -68,7 +68,7 @@ type Server struct {
 
 // ZoneFault says what is wrong with the name of a zone, or returns "".
 func ZoneFault(zone string) string {
-	if _, ok := newName(strings.TrimSuffix(zone, ".") + "."); !ok || zone == "" || zone == "." || len(zone) > 100 {
+	if !validName(strings.TrimSuffix(zone, ".")+".") || zone == "" || zone == "." || len(zone) > 100 {
 		return "is not a domain such as cluster.local"
 	}
 	return ""

@@ -1,0 +1,85 @@
+package dns
+
+import (
+	"strings"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// record is a resource record of an answer.
+type record struct {
+	name string // with the final dot
+	kind dnsmessage.Type
+	ttl  uint32 // seconds
+	data []byte // as it is sent; names in it are not compressed
+}
+
+// pack adds r to a message. It fails for a name that is too long.
+func (r *record) pack(b *dnsmessage.Builder) error {
+	name, err := dnsmessage.NewName(r.name)
+	if err != nil {
+		return err
+	}
+	h := dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: r.ttl}
+	return b.UnknownResource(h, dnsmessage.UnknownResource{Type: r.kind, Data: r.data})
+}
+
+// validName reports whether s, which ends with a dot, and its labels are not too long or
+// empty (RFC 1035, 2.3.4).
+func validName(s string) bool {
+	if len(s) > 254 || !strings.HasSuffix(s, ".") {
+		return false
+	}
+	for label := range strings.SplitSeq(s[:len(s)-1], ".") {
+		if label == "" && s != "." || len(label) > 63 {
+			return false
+		}
+	}
+	return true
+}
+
+// appendName adds a valid name to the data of a record.
+func appendName(data []byte, name string) []byte {
+	for label := range strings.SplitSeq(strings.TrimSuffix(name, "."), ".") {
+		if label != "" {
+			data = append(append(data, byte(len(label))), label...)
+		}
+	}
+	return append(data, 0)
+}
+
+// readRecord reads the next answer of a resolver. A SOA, which nobody asks an alias for, has
+// no data then.
+func readRecord(p *dnsmessage.Parser) (r record, err error) {
+	h, err := p.AnswerHeader()
+	if err != nil {
+		return r, err
+	}
+	r = record{name: h.Name.String(), kind: h.Type, ttl: h.TTL}
+	// Names in the data of these types may be compressed (RFC 3597).
+	switch h.Type {
+	case dnsmessage.TypeCNAME:
+		var body dnsmessage.CNAMEResource
+		body, err = p.CNAMEResource()
+		r.data = appendName(nil, body.CNAME.String())
+	case dnsmessage.TypeNS:
+		var body dnsmessage.NSResource
+		body, err = p.NSResource()
+		r.data = appendName(nil, body.NS.String())
+	case dnsmessage.TypePTR:
+		var body dnsmessage.PTRResource
+		body, err = p.PTRResource()
+		r.data = appendName(nil, body.PTR.String())
+	case dnsmessage.TypeMX:
+		var body dnsmessage.MXResource
+		body, err = p.MXResource()
+		r.data = appendName([]byte{byte(body.Pref >> 8), byte(body.Pref)}, body.MX.String())
+	case dnsmessage.TypeSOA:
+		err = p.SkipAnswer()
+	default:
+		var body dnsmessage.UnknownResource
+		body, err = p.UnknownResource()
+		r.data = body.Data
+	}
+	return r, err
+}
