@@ -88,9 +88,14 @@ func (i *inspector) selected(s placedService) (list []placedWorkload) {
 	return list
 }
 
-// lintSelector warns of a selector that picks no pods, if the manifests have some.
+// lintSelector warns of a selector that picks no pods, if the manifests have some. A Service
+// that names its endpoints itself needs none, but should not miss those of its own name.
 func (i *inspector) lintSelector(s placedService, pods []placedWorkload) {
 	if len(s.Spec.Selector) == 0 || len(pods) > 0 || len(i.workloads) == 0 {
+		return
+	}
+	if _, named := s.Annotations["sluice.dev/"+endpointsAnnotation]; named &&
+		!slices.ContainsFunc(i.workloads, func(w placedWorkload) bool { return strings.HasSuffix(w.name, "/"+s.Name) }) {
 		return
 	}
 	hint := ""
