@@ -214,8 +214,9 @@ bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write 
 	go run ./test/bench -sctp
 
 .PHONY: bench-balance
-bench-balance: deps ## Print how evenly each algorithm spreads connections, what a change of endpoints disrupts, and what a choice costs (20 s)
-	go test -count 1 -v -run '^(TestSpreadOverNodes|TestDistribution|TestDisruption|TestOneSlowEndpoint)$$' -bench Choose $(TESTFLAGS) ./balancer
+bench-balance: deps ## Print how evenly each algorithm spreads connections, what a change of endpoints disrupts, what a choice costs, and what clients meet at a black hole, a sick endpoint and a Service from zero (1 minute)
+	go test -count 1 -v -run '^(TestSpreadOverNodes|TestDistribution|TestDisruption|TestOneSlowEndpoint|TestMendedEndpointComesBack)$$' -bench Choose $(TESTFLAGS) ./balancer
+	$(REQUIRE_ROOT) go test -count 1 -parallel 1 -v -run '^(TestBlackHoleDelaysFewConnections|TestEndpointThatResetsIsEjected|TestHeldConnections)$$' $(TESTFLAGS) ./test/e2e
 
 .PHONY: bench-sctp
 bench-sctp: deps build ## Measure SCTP beside the plain route, DNAT and IPVS in a guest kernel (6 minutes); write that part of docs/benchmarks.md

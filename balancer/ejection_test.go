@@ -65,6 +65,28 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 	}
 }
 
+// TestMendedEndpointComesBack: an endpoint that was sick for up to 20 s has its share again within
+// 30 s after it is mended; any one after as long as it was sick and 10 s more, at most 5 minutes.
+func TestMendedEndpointComesBack(t *testing.T) {
+	for _, wasSick := range []time.Duration{time.Second, 11 * time.Second, 20 * time.Second, 35 * time.Second, 3 * time.Minute, time.Hour} {
+		s := newSick(t, 4, Ejection{After: 5})
+		s.run(wasSick, Unserved)
+		s.ill = false
+		mended := s.now
+		for s.b.Ejected() > 0 {
+			s.run(100*time.Millisecond, Unserved)
+		}
+		took := s.now - mended
+		t.Logf("sick for %v, it is back %v after it is mended", wasSick, took)
+		if most := min(wasSick+firstEjection, longestEjection) + 200*time.Millisecond; took > most {
+			t.Errorf("sick for %v, it is back %v after it is mended, want at most %v", wasSick, took, most)
+		}
+		if got := s.run(time.Second, Unserved); got < 0.24 {
+			t.Errorf("it is back, and gets %.3f of the connections", got)
+		}
+	}
+}
+
 // TestEjectionsGrowLonger: an endpoint that stays sick gets one connection each time, after
 // 10, 20, 40 s and so on.
 func TestEjectionsGrowLonger(t *testing.T) {

@@ -36,9 +36,13 @@ func TestHeldConnections(t *testing.T) {
 				t.Errorf("%q answers in place of no endpoint", server)
 			}
 			targets := addresses(80, vip4, vip6)
-			answered := make(chan []visit)
+			answered, ends := make(chan []visit), make([]time.Time, clients)
 			go func() {
-				answered <- crowd(clients, clients, func(i int) visit { return ask(lab.Client, targets[i%2]) })
+				answered <- crowd(clients, clients, func(i int) visit {
+					v := ask(lab.Client, targets[i%2])
+					ends[i] = time.Now()
+					return v
+				})
 			}()
 			wait.For(t, "held connections", stopTimeout, func() error {
 				values, err := p.metrics()
@@ -58,7 +62,9 @@ func TestHeldConnections(t *testing.T) {
 					t.Error(v.err)
 				}
 			}
-			t.Logf("%d are answered %v after the first endpoint was written", clients, time.Since(began).Round(time.Millisecond))
+			slices.SortFunc(ends, time.Time.Compare)
+			after := func(i int) time.Duration { return ends[i].Sub(began).Round(time.Millisecond) }
+			t.Logf("after the manifest of the first endpoint was written, the first client is answered in %v, half of %d in %v, all in %v", after(0), clients, after(clients/2), after(clients-1))
 			held := 0
 			for _, r := range p.awaitRecords(clients + 1) {
 				switch {
