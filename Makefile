@@ -212,11 +212,16 @@ bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write 
 	@test/bench/install-deps.sh
 	go run ./test/bench
 	go run ./test/bench -sctp
+	$(BENCH_P2C)
+
+# What power-of-two costs connect-request-close, beside round-robin.
+BENCH_P2C = go run ./test/bench -endpoints 4 -peers sluice,sluice-p2c -columns crc -rounds 15
 
 .PHONY: bench-balance
-bench-balance: deps ## Print how evenly each algorithm spreads connections, what a change of endpoints disrupts, what a choice costs, and what clients meet at a black hole, a sick endpoint and a Service from zero (1 minute)
+bench-balance: deps build ## Print how evenly each algorithm spreads connections, what a change of endpoints disrupts, what a choice costs, and what clients meet at a black hole, a sick endpoint and a Service from zero (1 minute)
 	go test -count 1 -v -run '^(TestSpreadOverNodes|TestDistribution|TestDisruption|TestOneSlowEndpoint|TestMendedEndpointComesBack)$$' -bench Choose $(TESTFLAGS) ./balancer
 	$(REQUIRE_ROOT) go test -count 1 -parallel 1 -v -run '^(TestBlackHoleDelaysFewConnections|TestEndpointThatResetsIsEjected|TestHeldConnections)$$' $(TESTFLAGS) ./test/e2e
+	$(BENCH_P2C)
 
 .PHONY: bench-sctp
 bench-sctp: deps build ## Measure SCTP beside the plain route, DNAT and IPVS in a guest kernel (6 minutes); write that part of docs/benchmarks.md

@@ -101,7 +101,7 @@ func All(builds Builds) []Peer {
 const fromNode = "--masquerade-all"
 
 // modes are variants of sluice that have their own columns: each steering mode,
-// one without the log, and one that keeps the client's address.
+// one without the log, one that keeps the client's address, and one with another algorithm.
 func modes(build string) []Peer {
 	noLog := sluice(build, "sluice-nolog", "the same with --access-log=off", fromNode, "--access-log=off")
 	noLog.Columns = []string{"rr64", "crc"}
@@ -115,7 +115,9 @@ func modes(build string) []Peer {
 	for i := range peers {
 		peers[i].Columns = []string{"rr1", "rr64", "crc", "udp-rr64"}
 	}
-	return append(peers, noLog)
+	p2c := sluice(build, "sluice-p2c", "the same with --balancer=power-of-two: -endpoints 4", fromNode, "--balancer=power-of-two")
+	p2c.Columns, p2c.Extra = []string{"crc"}, true
+	return append(peers, noLog, p2c)
 }
 
 // Find tells whether the peer can run here. The error names what to install.

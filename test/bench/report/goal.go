@@ -40,6 +40,8 @@ var Goals = []Goal{
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "direct", true, 0.75},
 	{"… with the access log, ratio to without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
 	{"… with the client's address, ratio to the node's", "sluice-client", "crc.rate", "sluice", true, 0.9},
+	{"… by power-of-two, ratio to round-robin", "sluice-p2c", "crc.rate", "sluice", true, 0.98},
+	{"… the same, CPU for each connection", "sluice-p2c", "crc.cpu", "sluice", false, 1.02},
 	{"… long run, ratio of the last third to the first", "sluice", "steady.last", "", true, 0.9},
 	{"… long run, connections that failed", "sluice", "steady.failed", "", false, 0},
 	{"… long run, client closes first, ratio of the last third to the first", "sluice", "steady-client.last", "", true, 0.9},
