@@ -116,6 +116,19 @@ func (a Algorithm) WeightOf(e *service.Endpoint) int {
 	}
 }
 
+// SendsBack reports whether a client that connects again gets the same endpoint, unless it is full
+// or sick: to close its connection for the sake of new endpoints would be in vain.
+func (o *Options) SendsBack() bool {
+	switch o.Algorithm {
+	case SourceHash, Maglev:
+		return !o.HashPort
+	case DestinationHash:
+		return true
+	default:
+		return false
+	}
+}
+
 // Names returns the name of each algorithm, the default first.
 func Names() []string {
 	var names []string
@@ -198,6 +211,9 @@ func (o Options) For(port *service.Port) (opts Options, problem error) {
 		if o.HashPort, err = parseHash(value); err != nil {
 			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets client", err))
 		}
+	}
+	if port.Rebalance > 0 && o.SendsBack() {
+		problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/rebalance: %s sends clients back to the same endpoint; no connection is closed", o.Algorithm))
 	}
 	if value, ok := port.Annotations[dialAnnotation]; ok {
 		if timeouts, err := parseTimeouts(value); err == nil {

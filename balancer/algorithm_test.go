@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -361,6 +362,25 @@ func TestAnnotations(t *testing.T) {
 		}
 		if err != nil && !hasPrefix(err, tt.problem) {
 			t.Errorf("%v: %v, want %s", tt.annotations, err, tt.problem)
+		}
+	}
+}
+
+// TestRebalanceInVain: where a client that connects again gets the same endpoint, the annotation
+// has no effect, and that is told.
+func TestRebalanceInVain(t *testing.T) {
+	for annotations, want := range map[string]string{
+		"rr": "", "lc": "", "maglev client-port": "", "sh client-port": "",
+		"sh": "source-hash", "mh": "maglev", "dh": "destination-hash", "dh client-port": "destination-hash",
+	} {
+		port := &service.Port{Rebalance: time.Second, Annotations: map[string]string{}}
+		name, hash, has := strings.Cut(annotations, " ")
+		if port.Annotations["balancer"] = name; has {
+			port.Annotations["balancer-hash"] = hash
+		}
+		options, err := Options{}.For(port)
+		if options.SendsBack() != (want != "") || (err != nil) != (want != "") || err != nil && !hasPrefix(err, "annotation sluice.dev/rebalance: "+want+" sends clients back") {
+			t.Errorf("%s: %v, %v", annotations, options.SendsBack(), err)
 		}
 	}
 }

@@ -66,7 +66,8 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 		if is == nil || is == b.seen.Port(i) {
 			continue
 		}
-		if is.Rebalance == 0 {
+		options, _ := b.defaults.For(is) // others tell the problem
+		if is.Rebalance == 0 || options.SendsBack() {
 			delete(b.ports, is.Name)
 			continue
 		}
@@ -75,9 +76,7 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 			p = &rebalance{loads: connections.Counters(is.Name).Loads()}
 			b.ports[is.Name] = p
 		}
-		p.port = is
-		options, _ := b.defaults.For(is) // others tell the problem
-		p.algorithm = options.Algorithm
+		p.port, p.algorithm = is, options.Algorithm
 		for f := range p.endpoints {
 			if came := p.follow(f, table.Balanced(is.ID, service.Family(f))); came && known {
 				p.start(f, now)

@@ -132,6 +132,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestShares",
 	},
 	{
+		name: "rebalance-in-vain", what: "idle connections are closed though their clients come back to the same endpoint",
+		file: "node/rebalance.go", old: " || options.SendsBack() {", new: " {",
+		pkg: "node", test: "TestShares",
+	},
+	{
 		name: "rebalance-at-once", what: "connections are closed although no endpoint came, only the annotation",
 		file: "node/rebalance.go", old: "; came && known {", new: "; came {",
 		pkg: "node", test: "TestShares",
