@@ -129,6 +129,7 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 	if config.Flags == nil {
 		config.Flags = func() map[string]string { return nil }
 	}
+	config.Store.Annotation = checkAnnotation
 	p := &Proxy{
 		config:     config,
 		log:        log,

@@ -77,14 +77,18 @@ func (o *Config) Manifests(log zerolog.Logger) manifests.Options {
 		Logger:      log,
 		MaxFileSize: o.Source.MaxManifestSize,
 		Allocate:    o.Source.Allocate,
-		Annotation: func(name, value string) error {
-			return cmp.Or(
-				balancer.CheckAnnotation(name, value),
-				datagram.CheckAnnotation(name, value),
-				conntrack.CheckAnnotation(name, value),
-				stream.CheckAnnotation(name, value),
-				flow.CheckAnnotation(name, value),
-			)
-		},
+		Annotation:  checkAnnotation,
 	}
+}
+
+// checkAnnotation returns what is wrong with the value of an annotation of a Service, whose name
+// is without the prefix sluice.dev/, apart from those that package service reads.
+func checkAnnotation(name, value string) error {
+	return cmp.Or(
+		balancer.CheckAnnotation(name, value),
+		datagram.CheckAnnotation(name, value),
+		conntrack.CheckAnnotation(name, value),
+		stream.CheckAnnotation(name, value),
+		flow.CheckAnnotation(name, value),
+	)
 }

@@ -114,6 +114,7 @@ func parseService(svc *corev1.Service, o *StoreOptions) *spec {
 	}
 	s.parsePorts(svc)
 	s.parsePolicy(svc)
+	s.parseAnnotations(svc, o.Annotation)
 	s.parseExternal(svc, &o.ExternalIPs)
 	return s
 }
@@ -250,6 +251,11 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 			s.affinityTimeout = t
 		}
 	}
+}
+
+// parseAnnotations parses the annotations that this package reads, and keeps those of others that
+// check finds nothing wrong with.
+func (s *spec) parseAnnotations(svc *corev1.Service, check func(name, value string) error) {
 	for k, v := range svc.Annotations {
 		if name, ok := strings.CutPrefix(k, annotationPrefix); ok || slices.Contains(Foreign, k) {
 			if s.annotations == nil {
@@ -261,6 +267,11 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	for _, name := range slices.Sorted(maps.Keys(s.annotations)) {
 		if !slices.Contains(Annotations, name) && !slices.Contains(Foreign, name) {
 			s.problemf("annotation %s%s is not known: it has no effect (those that have: %s)", annotationPrefix, name, strings.Join(Annotations, ", "))
+		} else if check != nil {
+			if err := check(name, s.annotations[name]); err != nil {
+				s.problemf("annotation %s%s: %s; it counts as missing", annotationPrefix, name, strings.TrimLeft(strings.TrimPrefix(err.Error(), name), ": "))
+				delete(s.annotations, name)
+			}
 		}
 	}
 	if v, ok := s.annotations[accessLog]; ok && !slices.Contains(AccessLogValues, v) {

@@ -20,6 +20,10 @@ type StoreOptions struct {
 	// this proxy's Services (A1.2). If it is empty, the proxy serves the Services
 	// without the label (A1.1) and owns the ranges of cluster IPs.
 	ServiceProxyName string
+	// Annotation reports what is wrong with the value of an annotation that others than the
+	// Store read. Its name is without the prefix sluice.dev/. Such an annotation is a Problem,
+	// and counts as missing. nil reports nothing.
+	Annotation func(name, value string) error
 	// ExternalIPs restricts the external IPs.
 	ExternalIPs ExternalIPs
 	// EarlierFirst lets the Service that had an address first keep it, whatever

@@ -132,6 +132,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestShares",
 	},
 	{
+		name: "wrong-annotation-passed-on", what: "an annotation with a wrong value, which is a problem of its Service, is read all the same",
+		file: "service/spec.go", old: "				delete(s.annotations, name)\n", new: "",
+		pkg: "node", test: "TestWrongAnnotationsCountAsMissing",
+	},
+	{
 		name: "rebalance-in-vain", what: "idle connections are closed though their clients come back to the same endpoint",
 		file: "node/rebalance.go", old: " || options.SendsBack() {", new: " {",
 		pkg: "node", test: "TestShares",
