@@ -15,10 +15,20 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 )
 
+// offerPatience bounds the wait for the end of the offer of a process that was killed during a
+// take-over.
+const offerPatience = time.Second
+
 // openOffer lets a later process take over. Serving is more important.
 func (p *Proxy) openOffer() {
 	var err error
-	if p.offer, err = handover.Listen(p.config.Steering.Table); err != nil {
+	for began := time.Now(); ; time.Sleep(lockPause) {
+		p.offer, err = handover.Listen(p.config.Steering.Table)
+		if err == nil || p.before == nil || time.Since(began) > offerPatience {
+			break
+		}
+	}
+	if err != nil {
 		p.log.Warn().Err(err).Msg("another sluice cannot take over from this one")
 	}
 }

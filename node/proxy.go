@@ -223,6 +223,11 @@ func (p *Proxy) openSteering() error {
 	p.steer, p.steerChoice = choice.Redirector, choice.String()
 	if p.before != nil {
 		again, err := p.greet()
+		if _, isRefused := errors.AsType[*handover.RefusedError](err); err != nil && !isRefused && p.isAlone() {
+			p.log.Warn().Err(err).Msg("the running sluice has ended before it could hand over")
+			_ = p.before.conn.Close()
+			again, err = true, p.beginAlone()
+		}
 		if err != nil || again {
 			p.steer.Leave()
 			p.steer = nil

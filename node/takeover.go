@@ -32,27 +32,37 @@ func (b *predecessor) hasMoved() <-chan struct{} {
 // takesOver reports whether the process before still serves new connections.
 func (p *Proxy) takesOver() bool { return p.before != nil && !p.before.serving }
 
+// lockPause is the time between two looks at the lock of a process that begins or ends.
+const lockPause = 10 * time.Millisecond
+
 // lockName is that of the lock's socket in a take-over.
 const lockName = "lock"
 
-// begin takes the lock, or connects to the process that has it and hands over.
+// begin takes the lock, or connects to the process that has it and hands over. A process that
+// begins or ends just now has the lock, and offers nothing.
 func (p *Proxy) begin() (err error) {
 	o := &p.config
-	p.lock, err = redirect.AcquireLock(o.Steering.Table)
-	var locked *redirect.LockedError
-	if !errors.As(err, &locked) {
-		return err
+	for began := time.Now(); ; time.Sleep(lockPause) {
+		p.lock, err = redirect.AcquireLock(o.Steering.Table)
+		var locked *redirect.LockedError
+		if !errors.As(err, &locked) {
+			return err
+		}
+		if !o.TakeOver {
+			return fmt.Errorf("another sluice serves this node: %w; take its place with --take-over, stop it first, or give this one a network namespace of its own", err)
+		}
+		conn, err := handover.Dial(o.Steering.Table)
+		if err == nil {
+			p.before = &predecessor{conn: conn, moved: make(chan struct{}, 1), left: make(chan struct{})}
+			p.config.Steering.Beside = true
+			return nil
+		}
+		_, isStranger := errors.AsType[*handover.StrangerError](err)
+		_, isRefused := errors.AsType[*handover.RefusedError](err)
+		if isStranger || isRefused || time.Since(began) > stopPatience {
+			return fmt.Errorf("another sluice serves this node: %w; --take-over: %w", locked, err)
+		}
 	}
-	if !o.TakeOver {
-		return fmt.Errorf("another sluice serves this node: %w; take its place with --take-over, stop it first, or give this one a network namespace of its own", err)
-	}
-	conn, err := handover.Dial(o.Steering.Table)
-	if err != nil {
-		return fmt.Errorf("another sluice serves this node: %w; --take-over: %w", locked, err)
-	}
-	p.before = &predecessor{conn: conn, moved: make(chan struct{}, 1), left: make(chan struct{})}
-	p.config.Steering.Beside = true
-	return nil
 }
 
 // greet asks the running process for its place. If that process steers otherwise, it ends, and
@@ -103,9 +113,13 @@ func (p *Proxy) replace() error {
 	if _, err := conn.Receive(2*stopPatience + flowsPatience); !handover.Gone(err) {
 		return fmt.Errorf("the running sluice does not end: %w", err)
 	}
+	return p.beginAlone()
+}
+
+// beginAlone takes the lock of a process that has ended, or is about to.
+func (p *Proxy) beginAlone() (err error) {
 	p.before, p.config.Steering.Beside = nil, false
-	var err error
-	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the kernel closes its descriptors one by one
+	for began := time.Now(); ; time.Sleep(lockPause) { // the kernel closes its descriptors one by one
 		p.lock, err = redirect.AcquireLock(p.config.Steering.Table)
 		if err == nil || time.Since(began) > stopPatience {
 			return err
@@ -138,8 +152,15 @@ func (p *Proxy) takeSockets() error {
 }
 
 // isAlone reports whether the running process has ended before it could hand over: then this
-// one serves as after a crash.
-func (p *Proxy) isAlone() bool { return !handover.IsOffered(p.config.Steering.Table) }
+// one serves as after a crash. The kernel closes descriptors of a process that ends one by one.
+func (p *Proxy) isAlone() bool {
+	for began := time.Now(); handover.IsOffered(p.config.Steering.Table); time.Sleep(lockPause) {
+		if time.Since(began) > stopPatience {
+			return false
+		}
+	}
+	return true
+}
 
 // tookOver tells the running process that this one serves, and waits until it has closed what
 // only one process can have.

@@ -121,10 +121,8 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 		Counters: p.counters,
 		Owner:    c,
 	}
-	w.server.open.Add(1)
 	w.shard.Open(&c.record)
-	p.service.open.Add(1)
-	p.namespace.open.Add(1)
+	p.countOpen(w.server, 1)
 	if len(verdict.Port.AcceptProxy) > 0 {
 		c.awaitHeader()
 		return nil

@@ -314,9 +314,7 @@ func (c *conn) finish(end conntrack.End) {
 func (w *worker) uncount(c *conn) {
 	c.leave()
 	c.pool.service.queue.freed(c.pool)
-	c.pool.service.open.Add(-1)
-	c.pool.namespace.open.Add(-1)
-	w.server.open.Add(-1)
+	c.pool.countOpen(w.server, -1)
 	w.freeConn(c)
 	if len(w.paused) > 0 && w.server.open.Load() < w.server.resumeBelow() {
 		w.resume()

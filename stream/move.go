@@ -2,6 +2,7 @@ package stream
 
 import (
 	"encoding/json"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
@@ -222,19 +223,39 @@ func (s *Server) Take(m *handover.Moved) handover.Taken {
 		return nil
 	}
 	a.port, a.pool = v.Port, st.pools[v.Port.ID]
+	if !s.hasRoom(a.pool) {
+		return nil
+	}
 	if a.state.Bound {
 		var errno sys.Errno
 		if a.held, errno = s.options.Upstream.Hold(r.Client.Addr()); errno != 0 {
 			return nil
 		}
 	}
+	a.pool.countOpen(s, 1) // at once: others of the batch need room, and a process without connections may end
 	a.worker = s.workers[s.taken%len(s.workers)]
 	s.taken++
 	return a
 }
 
+// hasRoom reports whether new connections have room beside one that arrives, at each limit.
+func (s *Server) hasRoom(p *pool) bool {
+	below := func(open *atomic.Int64, most int64) bool { return open.Load() < most-max(most/64, 1) }
+	return below(&s.open, s.limit.Load()) &&
+		below(&p.service.open, s.mostOf(s.config.MaxServiceConnections, 16)) &&
+		below(&p.namespace.open, s.mostOf(s.config.MaxNamespaceConnections, 32))
+}
+
+// countOpen counts connections at each limit.
+func (p *pool) countOpen(s *Server, n int64) {
+	s.open.Add(n)
+	p.service.open.Add(n)
+	p.namespace.open.Add(n)
+}
+
 // Discard implements handover.Taken.
 func (a *arrived) Discard() {
+	a.pool.countOpen(a.worker.server, -1)
 	if a.held != (upstream.Range{}) {
 		a.worker.server.options.Upstream.Release(a.state.Record.Client.Addr())
 	}
@@ -245,9 +266,7 @@ func (a *arrived) Discard() {
 
 // Begin implements handover.Taken.
 func (a *arrived) Begin() {
-	a.worker.server.open.Add(1) // at once: a process without connections may end
 	if !a.worker.loop.Post(a.begin) {
-		a.worker.server.open.Add(-1)
 		a.Discard()
 	}
 }
@@ -259,8 +278,6 @@ func (a *arrived) begin() {
 	c.pool, c.held = a.pool, a.held
 	c.record.Counters, c.record.Owner = a.pool.counters, c
 	w.shard.Join(&c.record, m, a.port, poll.Nanotime())
-	c.pool.service.open.Add(1)
-	c.pool.namespace.open.Add(1)
 	if a.state.Link != nil {
 		c.counts |= amongServed
 		c.pool.service.served.Add(1)

@@ -412,6 +412,11 @@ var promises = []mutation{
 		file: "stream/move.go", old: "w.shard.Leave(&t.record)", new: "w.shard.Close(&t.record)",
 		pkg: "test/e2e", test: "TestPromise7_ConnectionsMove",
 	},
+	{
+		name: "arrivals-fill-limits", what: "connections that arrive from another process leave no room for new ones",
+		file: "stream/move.go", old: "if !s.hasRoom(a.pool) {", new: "if false && !s.hasRoom(a.pool) {",
+		pkg: "test/e2e", test: "TestTakeOverAtTheLimitOfOpenFiles",
+	},
 	// Promise 8: one service does not slow another.
 	{
 		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",
