@@ -265,6 +265,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 			t.Errorf("%s reached an endpoint: %+v", r.End, r)
 		}
 	}
+	t.Logf("%d headers with mistakes, and none reached an endpoint: the records end with %v", count, ends)
 	if fmt.Sprint(ends) != fmt.Sprint(want) {
 		t.Errorf("the records end with %v, want %v", ends, want)
 	}
