@@ -63,7 +63,8 @@ type Sockets interface {
 type Server struct {
 	options Options
 	state   *State
-	end     func() // ends /healthz and /livez; nil without an address
+	end     func()         // ends /healthz and /livez; nil without an address
+	ending  sync.WaitGroup // servers that answer their last requests
 
 	proxyConns httpport.Group // connections to /healthz and /livez
 	portConns  httpport.Group // connections to the ports of all Services
@@ -150,7 +151,7 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-// Close closes all ports and aborts requests in progress.
+// Close closes all ports. What has been accepted is answered; see Wait.
 func (s *Server) Close() {
 	if s.end != nil {
 		s.end()
@@ -165,6 +166,9 @@ func (s *Server) Close() {
 		s.closePortLocked(p)
 	}
 }
+
+// Wait waits after Close until all requests are answered, for httpport.Grace at most.
+func (s *Server) Wait() { s.ending.Wait() }
 
 // openProxy serves /healthz and /livez, and retries until that succeeds (A7.7). It
 // returns a function that ends it.
@@ -183,10 +187,10 @@ func (s *Server) openProxy() (end func()) {
 	listen := func() (net.Listener, error) { return o.Listen("tcp", o.Address) }
 	ctx, cancel := context.WithCancel(context.Background())
 	server := httpport.New(&s.proxyConns, s.handler(), answerTime)
-	go server.Keep(ctx, nil, listen, cmp.Or(o.Retry, healthzRetry), told)
+	s.ending.Go(func() { server.Keep(ctx, nil, listen, cmp.Or(o.Retry, healthzRetry), told) })
 	return func() {
 		cancel()
-		_ = server.Close() // an error of a listening socket has no effect
+		server.Leave()
 	}
 }
 

@@ -227,12 +227,11 @@ func (s *Server) closePortLocked(p *port) {
 	if p.http == nil {
 		return
 	}
-	// The server closes only sockets on which Serve has started. Closing a
-	// listening socket twice is harmless.
-	_ = p.http.Close()
-	for _, l := range p.listeners {
+	for _, l := range p.listeners { // the server closes only those on which Serve has started
 		_ = l.Close()
 	}
+	p.http.Leave()
+	s.ending.Go(p.http.End)
 	p.http, p.listeners = nil, nil
 	s.options.Sockets.ReturnSockets(p.key.service.Namespace, len(p.addresses))
 	s.counts.open.Add(-1)

@@ -451,6 +451,9 @@ func (p *Proxy) closeRest() {
 // close releases what New has opened.
 func (p *Proxy) close() {
 	p.closeRest()
+	if p.health != nil {
+		p.health.Wait()
+	}
 	if p.hostWatcher != nil {
 		p.hostWatcher.Close()
 	}

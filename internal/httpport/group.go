@@ -121,7 +121,7 @@ func (g *Group) admit(nc net.Conn) *conn {
 	return c
 }
 
-// stateChanged implements http.Server.ConnState.
+// stateChanged is that of http.Server.ConnState.
 func (g *Group) stateChanged(nc net.Conn, state http.ConnState) {
 	c, ok := nc.(*conn)
 	if !ok {

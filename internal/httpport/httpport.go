@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -15,6 +16,12 @@ import (
 type Server struct {
 	http.Server
 	group *Group
+
+	mu        sync.Mutex
+	listeners map[net.Listener]struct{} // guarded by mu
+	ending    bool                      // guarded by mu: End has been called
+	accepting sync.WaitGroup            // calls of Serve
+	serving   sync.WaitGroup            // connections whose goroutine has not ended
 }
 
 // maxHeader bounds a request's line and header.
@@ -23,9 +30,8 @@ const maxHeader = 16 << 10
 // New creates a server whose connections belong to a group. A request must arrive
 // within 10 s, and its header within 5 s; answer bounds the time for its answer.
 func New(g *Group, h http.Handler, answer time.Duration) *Server {
-	return &Server{group: g, Server: http.Server{
+	s := &Server{group: g, Server: http.Server{
 		Handler:           withoutBody(h),
-		ConnState:         g.stateChanged,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      answer,
@@ -33,10 +39,34 @@ func New(g *Group, h http.Handler, answer time.Duration) *Server {
 		MaxHeaderBytes:    maxHeader - 4<<10,          // net/http reads 4 KiB more
 		ErrorLog:          log.New(io.Discard, "", 0), // these are errors of single clients
 	}}
+	s.ConnState = s.stateChanged
+	return s
 }
 
-// Serve serves a listening socket, like http.Server.
-func (s *Server) Serve(l net.Listener) error { return s.Server.Serve(groupListener{l, s.group}) }
+// stateChanged implements http.Server.ConnState.
+func (s *Server) stateChanged(c net.Conn, state http.ConnState) {
+	s.group.stateChanged(c, state)
+	switch state {
+	case http.StateNew: // before Serve returns
+		s.serving.Add(1)
+	case http.StateClosed, http.StateHijacked:
+		s.serving.Done()
+	}
+}
+
+// Serve serves a listening socket, like http.Server, also in that it returns
+// http.ErrServerClosed after End.
+func (s *Server) Serve(l net.Listener) error {
+	if !s.begin(l) {
+		_ = l.Close()
+		return http.ErrServerClosed
+	}
+	err := s.Server.Serve(groupListener{l, s.group})
+	if s.finish(l) {
+		return http.ErrServerClosed
+	}
+	return err
+}
 
 // maxBody bounds a request's body. No request needs one.
 const maxBody = 4 << 10

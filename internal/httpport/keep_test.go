@@ -6,8 +6,12 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // A server that cannot listen tries again, and once more when its socket fails; at the
@@ -85,4 +89,74 @@ func TestKeepAfterTheEnd(t *testing.T) {
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("its socket is open: %v", err)
 	}
+}
+
+// Servers take over a listening socket from each other, one after the other, while clients
+// ask without a pause, each on a connection of its own: every request is answered.
+func TestEndAnswersWhatIsAccepted(t *testing.T) {
+	first, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "http://" + first.Addr().String()
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	var asked atomic.Int64
+	for range 4 {
+		clients.Go(func() {
+			client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r, err := client.Get(url)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = r.Body.Close()
+				asked.Add(1)
+			}
+		})
+	}
+	serve := func(l net.Listener) (end func()) {
+		s := New(&Group{Max: 1000}, http.NotFoundHandler(), time.Minute)
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			_ = s.Serve(l)
+		}()
+		return func() {
+			s.End()
+			<-served
+		}
+	}
+	var leaving sync.WaitGroup
+	l, end := first, serve(first)
+	for asked.Load() < 2000 && !t.Failed() {
+		before := asked.Load()
+		wait.For(t, "clients are answered", time.Minute, func() error {
+			if asked.Load() < before+8 && !t.Failed() {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		f, err := l.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, err := net.FileListener(f)
+		_ = f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaving.Go(end)
+		l, end = next, serve(next)
+	}
+	close(stop)
+	clients.Wait()
+	end()
+	leaving.Wait()
 }
