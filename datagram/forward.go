@@ -38,6 +38,7 @@ func (w *worker) deliver(l *listener, n int) {
 			}
 			cur.outClass = class
 		}
+		cur.slot = l.slot
 		l.limitTTL(cur, ttl)
 		p := w.upIn.Data(i)
 		if w.up.Empty() {

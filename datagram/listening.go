@@ -89,7 +89,7 @@ func (s *Server) bindEach(at listeningKey, l *listening) error {
 
 // add adds a loop's socket.
 func (l *listening) add(at listeningKey, w *worker, fd int) (err error) {
-	sh := &listener{worker: w, fd: fd, batch: leastBatch, shared: at.isShared()}
+	sh := &listener{worker: w, fd: fd, slot: uint16(len(l.sockets)), batch: leastBatch, shared: at.isShared()}
 	if at.isBound() {
 		sh.replySocket = &replySocket{fd: fd, address: l.address, listens: true}
 	}
@@ -112,6 +112,7 @@ func localAddr(fd int) (netip.AddrPort, error) {
 type listener struct {
 	worker      *worker
 	fd          int
+	slot        uint16 // its place among those of one address: by that, the kernel selects it
 	reg         poll.Registration
 	replySocket *replySocket // where answers leave; nil if the destination is the datagram's
 	batch       int          // datagrams to receive at once

@@ -35,10 +35,9 @@ type serviceSessions struct {
 	timer   poll.Timer
 }
 
-// add adds a new session.
-func (h *serviceSessions) add(s *session, now int64) {
-	s.class, s.last = unanswered, now
-	h.lists[unanswered].push(s)
+// add adds a session.
+func (h *serviceSessions) add(s *session) {
+	h.lists[s.class].push(s)
 	h.group.members.add(h)
 	h.group.namespace.groups.add(h.group)
 	h.worker.active.add(h.group.namespace)

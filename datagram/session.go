@@ -29,11 +29,15 @@ type session struct {
 	last        int64    // when the last datagram arrived, either way
 	dialed      int64    // time when the endpoint was chosen
 	class       class
-	outClass    uint8  // DSCP of the client's datagrams
-	doubted     bool   // an ICMP message said that the endpoint is closed, after it had answered
-	batch       uint8  // replies to receive at once
-	round       uint32 // worker.round of the last reply
-	ttl         int    // TTL towards an endpoint whose address may be a Service's
+	outClass    uint8         // DSCP of the client's datagrams
+	doubted     bool          // an ICMP message said that the endpoint is closed, after it had answered
+	batch       uint8         // replies to receive at once
+	round       uint32        // worker.round of the last reply
+	ttl         int           // TTL towards an endpoint whose address may be a Service's
+	slot        uint16        // of the listening socket that the client's datagrams come to
+	stays       bool          // no other process takes it over
+	away        bool          // it is on its way to another process
+	cut         conntrack.End // how it is to end if it comes back
 }
 
 // open begins the session of a client that has none, by the policy in force. It returns
@@ -81,7 +85,7 @@ func (w *worker) open(o *replySocket, k key) *session {
 // enter adds a session that has no endpoint yet. There must be room.
 func (w *worker) enter(h *serviceSessions, o *replySocket, k key, now int64) *session {
 	c := w.newSession()
-	c.sessions, c.replySocket, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
+	c.sessions, c.replySocket, c.batch, c.ttl, c.last = h, o, 1, redirect.FirstReturnTTL, now
 	o.users++
 	c.record = conntrack.Record{
 		Start:    now,
@@ -92,15 +96,34 @@ func (w *worker) enter(h *serviceSessions, o *replySocket, k key, now int64) *se
 		Owner:    c,
 	}
 	w.shard.Open(&c.record)
+	w.include(c)
+	return c
+}
+
+// include lets the client's datagrams find a session, and its timeout run.
+func (w *worker) include(c *session) {
+	k := c.key()
 	w.sessions[k] = c
 	if follow := w.server.options.Follow; follow != nil {
 		follow(k.client, k.vip, true)
 	}
-	h.add(c, now)
+	c.sessions.add(c)
 	w.count++
 	w.server.stats.Sessions.Add(1)
-	return c
 }
+
+// exclude undoes include, except that Options.Follow hears nothing.
+func (w *worker) exclude(c *session) {
+	delete(w.sessions, c.key())
+	if w.recent == c {
+		w.recent = nil
+	}
+	c.sessions.remove(c)
+	w.count--
+	w.server.stats.Sessions.Add(-1)
+}
+
+func (c *session) key() key { return key{c.record.Client, c.record.VIP} }
 
 // makeRoom evicts sessions until there may be one more of a Service.
 func (w *worker) makeRoom(h *serviceSessions) {
@@ -249,18 +272,18 @@ func (c *session) refused(n int) *session {
 // closed ends the session, and starts another one for the copies.
 func (c *session) closed(n int) *session {
 	w := c.sessions.worker
-	k, o := key{c.record.Client, c.record.VIP}, c.replySocket
+	k, o := c.key(), c.replySocket
 	if !o.listens {
 		o = nil
 	}
 	c.sessions.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 	kept := c.unacked
 	c.unacked = nil
-	class, ttl := c.outClass, c.ttl
+	class, ttl, slot := c.outClass, c.ttl, c.slot
 	c.end(conntrack.EndpointGone)
 	next := w.find(o, k)
 	if next != nil {
-		next.outClass, next.ttl = class, ttl
+		next.outClass, next.ttl, next.slot = class, ttl, slot
 	}
 	if kept != nil {
 		kept.session = next
@@ -293,16 +316,16 @@ func (c *session) evict() { c.end(conntrack.Evicted) }
 // end ends the session and writes its record. The session must not be used
 // afterwards.
 func (c *session) end(end conntrack.End) {
+	if c.away { // settle ends it, unless it is another process's by then
+		c.cut = end
+		return
+	}
 	w := c.sessions.worker
 	r := &c.record
-	delete(w.sessions, key{r.Client, r.VIP})
+	w.exclude(c)
 	if follow := w.server.options.Follow; follow != nil {
 		follow(r.Client, r.VIP, false)
 	}
-	if w.recent == c {
-		w.recent = nil
-	}
-	c.sessions.remove(c)
 	w.unacked.drop(c)
 	if c.socket != nil {
 		w.giveSocket(c.socket)
@@ -312,7 +335,5 @@ func (c *session) end(end conntrack.End) {
 	r.Duration = poll.Nanotime() - r.Start
 	r.Quiet = !w.server.options.Log.Wants(r)
 	w.shard.Close(r)
-	w.count--
-	w.server.stats.Sessions.Add(-1)
 	w.freeSession(c)
 }

@@ -161,12 +161,18 @@ func (w *worker) takeSocket(f service.Family, choice *upstream.Choice, once bool
 	}
 	sys.SetReceiveBuffer(fd, socketBuffer) // best effort
 	u := &socket{worker: w, fd: int32(fd), family: f, once: once, untracked: untracked}
-	var err error
-	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
+	if !u.listen() {
 		sys.Close(fd)
 		return nil, sys.ENOMEM
 	}
 	return u, 0
+}
+
+// listen registers the socket with its loop. It fails if the kernel has no memory.
+func (u *socket) listen() bool {
+	var err error
+	u.reg, err = u.worker.loop.Add(int(u.fd), 0, poll.Readable, u)
+	return err == nil
 }
 
 // socketBuffer is the receive buffer of a socket to an endpoint, in bytes.
@@ -198,8 +204,13 @@ func (w *worker) giveSocket(u *socket) {
 func (w *worker) closeSocket(u *socket) {
 	w.loop.Forget(u.reg)
 	sys.Close(int(u.fd))
+	u.letGo()
+}
+
+// letGo releases the client's address of a socket that was closed.
+func (u *socket) letGo() {
 	if u.held.IsValid() {
-		w.server.options.Upstream.Release(u.held)
+		u.worker.server.options.Upstream.Release(u.held)
 		u.held = netip.Addr{}
 	}
 }

@@ -15,8 +15,11 @@
 //	                 <-     clients
 //	                 <-     over
 //	serving          ->
-//	                 <-     leaving: it closes its part, and serves what is open until that ends
-//	                 <-     left; then the connection ends with the running process
+//	                 <-     leaving: it has stopped to receive datagrams
+//	                 <-     UDP sessions (moved), each batch answered (taken) and confirmed (yours)
+//	                 <-     over: the next one receives datagrams; the running one closes its part
+//	                 <-     left, and connections (moved), while it serves what is open until that ends
+//	                        then the connection ends with the running process
 //
 // Until leaving is sent, the running process keeps everything: if the connection ends, or
 // a step takes longer than [Patience], it goes on as before. Sockets may be read by both in

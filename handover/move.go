@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 )
 
@@ -92,6 +93,35 @@ type Taken interface {
 // Messages of other kinds are passed over.
 func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 	m, fds, err := c.receive(0)
+	return c.takeBatch(m, fds, err, accept, 0)
+}
+
+// TakeFirst receives the sessions that come before this process serves, until the other one says
+// that this was all, and returns how many are this process's now. It waits for each message no
+// longer than connections may be with neither process; if the other one stands still, nothing
+// more can come from it. An error says why something stays with the other process.
+func (c *Conn) TakeFirst(accept func(*Moved) Taken) (n int, err error) {
+	for {
+		m, fds, failed := c.receive(movePatience)
+		if failed == nil && m.Step == StepOver {
+			return n, err
+		}
+		more, failed := c.takeBatch(m, fds, failed, accept, movePatience)
+		n += more
+		var stayed *StayedError
+		switch {
+		case errors.As(failed, &stayed):
+			err = failed // it says that this was all
+		case failed != nil:
+			c.StopTaking()
+			return n, failed
+		}
+	}
+}
+
+// takeBatch is TakeMoved once receive has answered. patience bounds the wait for the other
+// process's last word.
+func (c *Conn) takeBatch(m *Message, fds []int, err error, accept func(*Moved) Taken, patience time.Duration) (n int, _ error) {
 	if errors.Is(err, errUnread) {
 		if said := c.Send(&Message{Step: StepTaken}); said != nil {
 			return 0, said
@@ -119,7 +149,11 @@ func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
 	}
 	_ = c.Send(&answer) // it fails if the other process has ended, which the wait finds out
 	// The other process may stand still: until it speaks or ends, they are not ours.
-	_, err = c.Await(StepYours, 0)
+	_, err = c.Await(StepYours, patience)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.StopTaking()
+		_, err = c.Await(StepYours, patience) // what it had said by then
+	}
 	if err != nil && (!Gone(err) || c.stopped.Load()) {
 		for _, t := range list {
 			t.Discard()

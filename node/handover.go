@@ -142,13 +142,20 @@ func (p *Proxy) giveOwn(c *handover.Conn) error {
 }
 
 // give hands over what serves new connections. It runs on Run's goroutine, so that nothing
-// changes meanwhile: connections are accepted and relayed, and datagrams of clients wait in
-// their sockets. After an error this process goes on.
+// changes meanwhile: connections are accepted and relayed. Datagrams of clients wait in their
+// sockets while sessions move. After an error this process goes on.
 func (p *Proxy) give(c *handover.Conn) error {
 	began := time.Now()
-	p.datagram.Pause()
+	paused := false
+	pause := func() {
+		if !paused {
+			p.datagram.Pause()
+			paused = true
+		}
+	}
 	var clients []netip.Addr
 	if replies := p.steer.Traits().Replies; replies.Clients != nil {
+		pause() // a new session may need an address that the next process does not know
 		clients = replies.Clients.Held()
 	}
 	err := c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
@@ -156,12 +163,17 @@ func (p *Proxy) give(c *handover.Conn) error {
 		_, err = c.Await(handover.StepServing, handover.Patience)
 	}
 	if err == nil {
+		pause()
 		err = c.Send(&handover.Message{Step: handover.StepLeaving})
 	}
 	if err != nil {
+		if paused {
+			p.datagram.Resume()
+		}
 		p.takeBack()
 		return err
 	}
+	p.moveSessions(c)
 	p.leave()
 	if p.flows != nil {
 		p.within(flowsPatience, "forwarded connections are not handed over", p.flows.handOver)
@@ -173,7 +185,6 @@ func (p *Proxy) give(c *handover.Conn) error {
 
 // takeBack goes on serving.
 func (p *Proxy) takeBack() {
-	p.datagram.Resume()
 	if err := p.lock.Own(); err != nil {
 		p.log.Warn().Err(err).Msg("the lock names another process")
 	}
@@ -234,6 +245,23 @@ func (p *Proxy) move() {
 		p.log.Warn().Err(err).Int64("connections", p.stream.Stats().Open).Msg("the next sluice takes no more connections; this one serves them until they end")
 		p.moves = false
 	}
+}
+
+// moveSessions gives the UDP sessions to the next process, which waits for them.
+func (p *Proxy) moveSessions(c *handover.Conn) {
+	if p.moves {
+		began := time.Now()
+		n, err := p.datagram.Move(c.Move)
+		if n > 0 {
+			p.log.Info().Int("udp_sessions", n).Dur("took", time.Since(began)).Msg("the next sluice has taken over UDP sessions")
+		}
+		if err != nil {
+			p.log.Warn().Err(err).Int64("udp_sessions", p.datagram.Stats().Sessions.Load()).
+				Msg("the next sluice takes no more UDP sessions; those here end unless their endpoints send")
+			p.moves = false
+		}
+	}
+	_ = c.Send(&handover.Message{Step: handover.StepOver}) // if it is gone, linger finds out
 }
 
 // restPause is the time between two looks at whether somebody steers.

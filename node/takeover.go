@@ -19,6 +19,8 @@ type predecessor struct {
 	clients []netip.Addr      // addresses that sockets of its connections have
 	moved   chan struct{}     // has a value when its connections have moved here
 	left    chan struct{}     // closed when it has ended
+
+	sessions int // UDP sessions that have moved here
 }
 
 // hasMoved returns the channel that tells of connections that have moved here. b may be nil.
@@ -167,7 +169,6 @@ func (p *Proxy) isAlone() bool {
 func (p *Proxy) tookOver() error {
 	b := p.before
 	p.stream.Begin()
-	p.datagram.Begin()
 	unused := b.sockets.Close()
 	if err := p.lock.Own(); err != nil {
 		return err
@@ -181,12 +182,21 @@ func (p *Proxy) tookOver() error {
 	}
 	b.serving = true
 	if err == nil {
+		b.sessions, err = b.conn.TakeFirst(p.datagram.Take)
+		var stayed *handover.StayedError
+		if errors.As(err, &stayed) {
+			p.log.Warn().Err(err).Msg("UDP sessions stay with the sluice before")
+			err = nil
+		}
+	}
+	p.datagram.Begin()
+	if err == nil {
 		_, err = b.conn.Await(handover.StepLeft, handover.Patience)
 	}
 	if err != nil {
 		p.log.Warn().Err(err).Msg("the sluice before has ended without handing over everything")
 	} else {
-		p.log.Info().Strs("sockets_unused", unused).Msg("took over from the running sluice")
+		p.log.Info().Strs("sockets_unused", unused).Int("udp_sessions_moved", b.sessions).Msg("took over from the running sluice")
 	}
 	p.loadDrains() // until now, the sluice before took commands
 	go p.outlive()

@@ -417,6 +417,21 @@ var promises = []mutation{
 		file: "stream/move.go", old: "if !s.hasRoom(a.pool) {", new: "if false && !s.hasRoom(a.pool) {",
 		pkg: "test/e2e", test: "TestTakeOverAtTheLimitOfOpenFiles",
 	},
+	{
+		name: "session-recorded-twice", what: "the process that gives a UDP session away writes a record of it, too",
+		file: "datagram/move.go", old: "w.shard.Leave(&c.record)", new: "w.shard.Close(&c.record)",
+		pkg: "datagram", test: "TestSessionsMove",
+	},
+	{
+		name: "copies-stay", what: "datagrams that a dead endpoint has got are lost if their session has moved",
+		file: "datagram/move.go", old: "m.Copies = append(m.Copies, c.unacked.datagram(i))", new: "",
+		pkg: "datagram", test: "TestCopiesMove",
+	},
+	{
+		name: "datagrams-before-sessions", what: "the next process receives datagrams before it has their sessions",
+		file: "node/takeover.go", old: "	p.stream.Begin()\n", new: "	p.stream.Begin()\n	p.datagram.Begin()\n",
+		pkg: "test/e2e", test: "TestPromise7_SessionsMove/many",
+	},
 	// Promise 8: one service does not slow another.
 	{
 		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",

@@ -1,0 +1,237 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// next has another server take the node's place, and returns the one before, whose sessions are
+// to move.
+func (n *node) next() *Server {
+	n.t.Helper()
+	before, table := n.server, n.table
+	n.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := errors.Join(before.Stop(ctx), table.Close(ctx)); err != nil {
+			n.t.Error(err)
+		}
+	})
+	o := before.options
+	o.Table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	for i, loop := range n.loops {
+		shard := o.Table.Shard(i)
+		shard.OnPending(func() { loop.Post(shard.Flush) })
+	}
+	n.table, n.server = o.Table, New(o)
+	before.Pause()
+	return before
+}
+
+// give gives sessions to a server, as another process would.
+func give(t *testing.T, to *Server) func([]handover.Moved) ([]bool, error) {
+	return func(list []handover.Moved) ([]bool, error) {
+		taken := make([]bool, len(list))
+		for i, m := range list {
+			fd, err := unix.Dup(m.FDs[0])
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			m.FDs = []int{fd}
+			if a := to.Take(&m); a != nil {
+				a.Begin()
+				taken[i] = true
+			} else {
+				_ = unix.Close(fd)
+			}
+		}
+		return taken, nil
+	}
+}
+
+// TestSessionsMove: a session keeps its socket to the endpoint, answered or not. One whose endpoint
+// serves no more ends. Each has one record.
+func TestSessionsMove(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, func(o *Options) { o.Loops = o.Loops[:1] }) // the other server has other sockets
+	witness := lab.Backends[0].WitnessUDP(t, 5300)
+	other := "10.96.0.54"
+	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
+	silent, err := lab.Backends[0].ListenPacket("udp4", ":5301")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_ = silent.SetReadDeadline(time.Now().Add(patience))
+	answered, unanswered := client(t, lab.Client, vip4+":53"), client(t, lab.Client, other+":53")
+	who, err := ask(answered, "q", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unanswered.Write([]byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := silent.ReadFrom(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+
+	before := n.next()
+	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
+	if moved, err := before.Move(give(t, n.server)); moved != 2 || err != nil {
+		t.Fatalf("%d sessions have moved, %v", moved, err)
+	}
+	before.Leave()
+	if open := before.Stats().Sessions.Load(); open != 0 {
+		t.Errorf("%d sessions stay", open)
+	}
+	if again, err := ask(answered, "q", patience); again != who || err != nil {
+		t.Errorf("%q, %v, want %q: the same endpoint sees the same address", again, err, who)
+	}
+	if peers := witness.Peers(); len(peers) != 2 {
+		t.Errorf("the endpoint has got %d datagrams, want 2", len(peers))
+	}
+
+	before = n.next()
+	n.apply(svc("echo", vip4, nil, at(lab.Backends[1].IPv4, 5309))) // the answered one's is gone
+	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
+	if moved, err := before.Move(give(t, n.server)); moved != 2 || err != nil {
+		t.Errorf("%d sessions have moved, %v", moved, err)
+	}
+	before.Leave()
+	wait.For(t, "the session whose endpoint is gone has its record", patience, func() error {
+		if ends := n.ends(); len(ends) != 1 || ends[conntrack.EndpointGone] != 1 {
+			return fmt.Errorf("%v", ends)
+		}
+		return nil
+	})
+}
+
+// TestCopiesMove: what a session keeps for another endpoint moves with it.
+func TestCopiesMove(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	silent, err := lab.Backends[0].ListenPacket("udp4", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_ = silent.SetReadDeadline(time.Now().Add(patience))
+	apply := func() { n.apply(svc("silent", vip4, nil, at(lab.Backends[0].IPv4, 5300))) }
+	apply()
+	if _, err := client(t, lab.Client, vip4+":53").Write([]byte("q")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := silent.ReadFrom(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	before := n.next()
+	apply()
+	want := []string{"one", "", "three"}
+	for _, w := range before.workers {
+		var list []*session
+		var messages []handover.Moved
+		w.run(func() { // at once, before copies expire
+			for _, c := range w.sessions {
+				w.unacked.drop(c)
+				for _, p := range want {
+					w.unacked.keepOne(c, []byte(p))
+				}
+			}
+			list, messages = w.detach()
+		})
+		for i, m := range messages {
+			fd, err := unix.Dup(m.FDs[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.FDs = []int{fd}
+			a, is := n.server.Take(&m).(*arrived)
+			if !is {
+				t.Fatal("the session is not taken")
+			}
+			to := a.listener.worker
+			var got []string
+			to.run(func() {
+				a.begin()
+				for _, c := range to.sessions {
+					for i := range c.unacked.count() {
+						got = append(got, string(c.unacked.datagram(i)))
+					}
+				}
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("copies %q have arrived, want %q", got, want)
+			}
+			w.run(func() { list[i].settle(true) })
+		}
+	}
+	if moved := n.server.Stats().Sessions.Load(); moved != 1 {
+		t.Errorf("%d sessions have moved", moved)
+	}
+	before.Leave()
+}
+
+// TestSessionsStay: what another process does not confirm goes on here, with its socket.
+func TestSessionsStay(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].WitnessUDP(t, 5300)
+	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	const clients = 5
+	var list [clients]net.Conn
+	var saw [clients]string
+	for i := range list {
+		var err error
+		list[i] = client(t, lab.Client, vip4+":53")
+		if saw[i], err = ask(list[i], "q", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ended netip.AddrPort
+	n.server.Pause()
+	moved, err := n.server.Move(func(m []handover.Moved) ([]bool, error) {
+		if len(m) == 0 {
+			t.Error("nothing is given")
+		}
+		if !ended.IsValid() { // a session that somebody closes meanwhile
+			for _, w := range n.server.workers {
+				w.run(func() {
+					w.shard.Each(func(r *conntrack.Record) {
+						if !ended.IsValid() {
+							ended = r.Client
+							r.Owner.(*session).EndConnection(conntrack.EndpointGone)
+						}
+					})
+				})
+			}
+		}
+		return make([]bool, len(m)), errors.New("broken")
+	})
+	if moved != 0 || err == nil {
+		t.Errorf("%d sessions have moved, %v", moved, err)
+	}
+	n.server.Resume()
+	for i, c := range list {
+		again, err := ask(c, "q", patience)
+		is := netip.MustParseAddrPort(c.LocalAddr().String()) == ended
+		if err != nil || (again == saw[i]) == is {
+			t.Errorf("client %d: the endpoint saw %q, then %q, %v; ended %v", i, saw[i], again, err, is)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// numbered are UDP sessions whose datagrams have numbers, both ways.
+type numbered struct {
+	lab      *netns.Lab
+	p        *proxy
+	sessions []*numberedSession
+	stop     chan struct{}
+	running  sync.WaitGroup
+
+	mu   sync.Mutex
+	seen map[uint32]*numberedPeer // what endpoints have received; guarded by mu
+}
+
+// numberedSession is a client. It has few datagrams on the way, so that no queue overflows.
+type numberedSession struct {
+	conn   net.Conn
+	id     uint32
+	window uint32 // datagrams on the way at most
+	pause  time.Duration
+	got    atomic.Uint32
+}
+
+// numberedPeer is a session as an endpoint sees it.
+type numberedPeer struct {
+	endpoint string
+	client   netip.AddrPort
+	last     uint32
+}
+
+// TestPromise7_SessionsMove: UDP sessions go from process to process while datagrams come and go.
+// Each datagram arrives once and in order, both ways; each session keeps its endpoint and its
+// address there, and has one record that counts everything.
+func TestPromise7_SessionsMove(t *testing.T) {
+	t.Run("many", func(t *testing.T) { playNumbered(t, modes[0], 1000) })
+	t.Run("modes", func(t *testing.T) {
+		forModes(t, func(t *testing.T, m mode) { playNumbered(t, m, 100) })
+	})
+}
+
+// movesRelayed are flags by which the relay has so many sessions.
+var movesRelayed = []string{"--datapath", "relay", "--max-udp-sessions", "2000"}
+
+func playNumbered(t *testing.T, m mode, sessions int) {
+	takeOvers := 3
+	if full() {
+		takeOvers = 20
+	}
+	n := newNumbered(t, m, sessions)
+	defer n.end()
+	for range takeOvers {
+		n.progress(t)
+		before := n.p
+		next := *before
+		n.p = &next
+		n.p.start(append([]string{"--take-over"}, movesRelayed...)...)
+		before.awaitLog("another sluice has taken over")
+		before.waitExit() // all sessions are with the next one
+	}
+	n.progress(t)
+	n.end()
+	n.p.stop()
+	n.checkRecords(t)
+}
+
+func newNumbered(t *testing.T, m mode, sessions int) *numbered {
+	t.Helper()
+	lab := netns.NewLab(t, 4)
+	n := &numbered{lab: lab, stop: make(chan struct{}), seen: make(map[uint32]*numberedPeer)}
+	for _, b := range lab.Backends {
+		for _, address := range addresses(8080, b.IPv4.String(), b.IPv6.String()) {
+			n.serve(t, b, address)
+		}
+	}
+	n.p = prepareProxy(t, lab, nil)
+	n.p.mode, n.p.relayed = m, "the test moves what the relay carries"
+	n.p.write("dns.yaml", strings.NewReplacer("type: ClusterIP", "type: NodePort", "port: 80,", "port: 80, nodePort: 30053,", "protocol: TCP", "protocol: UDP").
+		Replace(webOn(lab).yaml()))
+	n.p.start(movesRelayed...)
+	targets := append(addresses(80, vip4, vip6), addresses(30053, lab.Node.IPv4.String(), lab.Node.IPv6.String())...)
+	for i := range sessions {
+		c, err := lab.Client.Dial("udp", targets[i%len(targets)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &numberedSession{conn: c, id: uint32(i), window: 1, pause: time.Duration(sessions) * time.Millisecond / 3}
+		if i < 2*len(targets) {
+			s.window, s.pause = 8, time.Millisecond
+		}
+		n.sessions = append(n.sessions, s)
+		n.running.Go(func() {
+			if err := s.run(n.stop); err != nil {
+				t.Errorf("%s to %s: %v", c.LocalAddr(), c.RemoteAddr(), err)
+			}
+		})
+	}
+	return n
+}
+
+// run sends datagrams and awaits those that come back, until stop. Then it awaits those on the
+// way.
+func (s *numberedSession) run(stop <-chan struct{}) error {
+	sent, got := uint32(0), uint32(0)
+	p := make([]byte, 8)
+	for stopped := false; ; {
+		for ; !stopped && sent < got+s.window; sent++ {
+			binary.BigEndian.PutUint32(p, s.id)
+			binary.BigEndian.PutUint32(p[4:], sent+1)
+			if _, err := s.conn.Write(p); err != nil {
+				return err
+			}
+		}
+		if got == sent {
+			return nil
+		}
+		_ = s.conn.SetReadDeadline(time.Now().Add(startTimeout))
+		if _, err := s.conn.Read(p); err != nil {
+			return fmt.Errorf("after %d of %d datagrams: %w", got, sent, err)
+		}
+		if n := binary.BigEndian.Uint32(p[4:]); n != got+1 {
+			return fmt.Errorf("datagram %d comes after %d", n, got)
+		}
+		got++
+		s.got.Store(got)
+		select {
+		case <-stop:
+			stopped = true
+		case <-time.After(s.pause):
+		}
+	}
+}
+
+// serve echoes datagrams, and checks that each session's come in order, from one address.
+func (n *numbered) serve(t *testing.T, h *netns.Host, address string) {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pc.Close() })
+	raw, err := pc.(*net.UDPConn).SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		p := make([]byte, 64)
+		for {
+			size, from, err := pc.(*net.UDPConn).ReadFromUDPAddrPort(p)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil || size != 8 {
+				continue
+			}
+			if err := n.note(address, from, binary.BigEndian.Uint32(p), binary.BigEndian.Uint32(p[4:])); err != nil {
+				t.Errorf("endpoint %s: %v", address, err)
+			}
+			_, _ = pc.(*net.UDPConn).WriteToUDPAddrPort(p[:size], from)
+		}
+	}()
+}
+
+func (n *numbered) note(endpoint string, from netip.AddrPort, id, number uint32) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	peer := n.seen[id]
+	if peer == nil {
+		peer = &numberedPeer{endpoint: endpoint, client: from}
+		n.seen[id] = peer
+	}
+	before := *peer
+	*peer = numberedPeer{endpoint: endpoint, client: from, last: number}
+	if want := (numberedPeer{before.endpoint, before.client, before.last + 1}); *peer != want {
+		return fmt.Errorf("session %d: %+v, want %+v", id, *peer, want)
+	}
+	return nil
+}
+
+// progress waits until each session has got further datagrams.
+func (n *numbered) progress(t *testing.T) {
+	t.Helper()
+	at := make([]uint32, len(n.sessions))
+	for i, s := range n.sessions {
+		at[i] = s.got.Load()
+	}
+	wait.For(t, "all sessions go on", startTimeout, func() error {
+		if t.Failed() {
+			return nil
+		}
+		for i, s := range n.sessions {
+			if s.got.Load() < at[i]+2 {
+				return fmt.Errorf("session %d has got %d datagrams", i, s.got.Load()-at[i])
+			}
+		}
+		return nil
+	})
+}
+
+// end ends the clients.
+func (n *numbered) end() {
+	select {
+	case <-n.stop:
+	default:
+		close(n.stop)
+	}
+	n.running.Wait()
+}
+
+// checkRecords expects one record of each session, with all datagrams.
+func (n *numbered) checkRecords(t *testing.T) {
+	t.Helper()
+	records := n.p.records()
+	if len(records) != len(n.sessions) {
+		t.Errorf("%d records of %d sessions", len(records), len(n.sessions))
+	}
+	of := make(map[[2]string]record)
+	for _, r := range records {
+		of[[2]string{r.Client.String(), r.VIP.String()}] = r
+	}
+	for _, s := range n.sessions {
+		r := of[[2]string{s.conn.LocalAddr().String(), s.conn.RemoteAddr().String()}]
+		n.mu.Lock()
+		peer := n.seen[s.id]
+		n.mu.Unlock()
+		if bytes := uint64(8 * s.got.Load()); r.BytesUp != bytes || r.BytesDown != bytes || r.Attempts != 1 || r.FirstByteUS == nil || r.Endpoint.String() != peer.endpoint {
+			t.Errorf("session %d: %+v, want %d bytes each way, and %s", s.id, r, bytes, peer.endpoint)
+		}
+		_ = s.conn.Close()
+	}
+}
