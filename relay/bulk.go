@@ -64,18 +64,9 @@ func (s *side) kib() uint32 { return uint32(s.bytes >> 10) }
 func (s *side) lately() uint32 { return s.kib() - s.mark }
 
 // widen gives large buffers to a direction that has delivered many bytes, if
-// Config.MaxBulk allows it. The client's socket inherits its small buffers from the
-// listening socket; widen sets those of the endpoint's socket.
+// Config.MaxBulk allows it.
 func (l *Link) widen(i int) {
 	w, s := l.worker, &l.sides[i]
-	if i == endpoint && l.facts&bounded == 0 {
-		l.facts |= bounded
-		w.stats.Others += 2
-		w.kernel.growReceiveBuffer(int(s.fd), sys.ReceiveBuffer)
-	}
-	if s.lately() < measureAfter>>10 {
-		return
-	}
 	if s.state&measured == 0 {
 		s.state |= measured
 		w.stats.Others++

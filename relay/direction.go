@@ -49,10 +49,6 @@ const (
 	// demoteAfter is how many consecutive turns below demoteBelow make a direction
 	// quiet.
 	demoteAfter = 2
-	// boundAfter is how many bytes an endpoint delivers before the relay bounds its
-	// socket's receive buffer. The kernel's own tuning has not increased it much by
-	// then.
-	boundAfter = 64 << 10
 	// slowRead is the read size for a slow destination, because the relay must hold
 	// the bytes that it does not accept.
 	slowRead = 16 << 10
@@ -159,7 +155,7 @@ func (w *Worker) recv(s *side, p []byte) (int, sys.Errno) {
 
 // came records that bytes were read from side i.
 func (l *Link) came(i int) {
-	if s := &l.sides[i]; s.bytes >= boundAfter && s.state&widened == 0 {
+	if s := &l.sides[i]; s.lately() >= measureAfter>>10 && s.state&widened == 0 {
 		l.widen(i)
 	}
 	if i == endpoint && l.FirstByte == 0 {

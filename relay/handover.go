@@ -30,7 +30,7 @@ type MovedSide struct {
 }
 
 const (
-	movedFacts = endpointFirst | closing | halfClosed | matured | bounded | undelayed
+	movedFacts = endpointFirst | closing | halfClosed | matured | undelayed
 	movedState = readable | finKnown | ending | done | blocked | moving | urgent | copyOnly | slow | measured | far | widened
 )
 

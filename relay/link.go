@@ -77,7 +77,7 @@ const (
 	endpointFirst                  // the first FIN was the endpoint's
 	halfClosed                     // one direction is done
 	matured                        // the endpoint's liveness options are set
-	bounded                        // the receive buffer of the endpoint's socket has a fixed size
+	_                              // had a meaning in processes that may hand links over
 	undelayed                      // the endpoint's socket has TCP_NODELAY
 	watched                        // the timer is set for the next check of acknowledgements
 )

@@ -192,8 +192,10 @@ type ConnectOptions struct {
 //
 // The socket has SO_OOBINLINE, and Close resets it: see CloseInOrder. What short
 // connections can do without is left for later: the first write needs no
-// TCP_NODELAY (SetNoDelay), the receive buffer grows with what is read
-// (GrowReceiveBuffer), and keepalive takes four system calls (SetLiveness).
+// TCP_NODELAY (SetNoDelay), and keepalive takes four system calls (SetLiveness). Its
+// receive buffer is ReceiveBuffer from the start: the kernel drops what arrives in a
+// window that it advertised before the buffer was made smaller, and the peer sends that
+// again after seconds only.
 func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	fam := family(remote.Addr())
 	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
@@ -201,6 +203,7 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		return -1, e
 	}
 	e = prepare(fd)
+	fixReceiveBuffer(fd, ReceiveBuffer)
 	if e == 0 && o.Congestion != "" {
 		e = setCongestion(fd, o.Congestion)
 	}
@@ -380,9 +383,9 @@ func PeerOf(fd int) (Peer, Errno) {
 	}, 0
 }
 
-// ReceiveBuffer is what the kernel holds at most of what an accepted connection has
-// received and nobody has read, headers included: a window of some 256 KiB. By
-// itself it lets that grow to net.ipv4.tcp_rmem's 6 MiB.
+// ReceiveBuffer is what the kernel holds at most of what a connection has received and
+// nobody has read, headers included: a window of some 256 KiB. By itself it lets that
+// grow to net.ipv4.tcp_rmem's 6 MiB.
 const ReceiveBuffer = 512 << 10
 
 // GrowReceiveBuffer sets a larger receive buffer and advertises its window to the

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -217,9 +220,27 @@ func TestKillResetsConnections(t *testing.T) {
 	}
 }
 
+// inFlight returns how many segments of a connection are not acknowledged.
+func inFlight(t *testing.T, c *net.TCPConn) (segments uint32) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info *unix.TCPInfo
+	if err := errors.Join(raw.Control(func(fd uintptr) {
+		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}), err); err != nil {
+		t.Fatal(err)
+	}
+	return info.Unacked
+}
+
 // TestSlowReadersHoldLittleMemory has clients and endpoints that never read, and
 // others that read for a while and stop. The kernel's memory for each of them on
-// the node must be bounded, however much is sent.
+// the node must be bounded, however much is sent. It takes what it told the writer that it
+// takes: what it dropped, a reader that reads again would get when the writer's kernel sends it
+// again, after seconds.
 func TestSlowReadersHoldLittleMemory(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
@@ -258,6 +279,16 @@ func TestSlowReadersHoldLittleMemory(t *testing.T) {
 		t.Logf("%d KiB for each of %d connections that read %d bytes", each>>10, len(writers), c.read)
 		if each > c.most {
 			t.Errorf("the kernel holds %d KiB for a connection whose reader read %d bytes and no more, want at most %d KiB", each>>10, c.read, c.most>>10)
+		}
+		if c.read == 0 {
+			wait.For(t, "the node has taken all that was sent", talkTimeout, func() error {
+				for _, w := range writers {
+					if n := inFlight(t, w); n > 0 {
+						return fmt.Errorf("%d segments from %s are on their way", n, w.LocalAddr())
+					}
+				}
+				return nil
+			})
 		}
 		for _, w := range writers {
 			_ = w.SetLinger(0)

@@ -221,6 +221,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestKillResetsConnections",
 	},
 	{
+		name: "receive-buffers-free", what: "endpoints' sockets have the kernel's receive buffers, which grow to megabytes",
+		file: "internal/sys/tcp.go", old: "\tfixReceiveBuffer(fd, ReceiveBuffer)\n", new: "",
+		pkg: "test/e2e", test: "TestSlowReadersHoldLittleMemory",
+	},
+	{
 		name: "answers-cut", what: "answers of more than 8 KiB lose their end",
 		file: "datagram/forward.go", old: "p := w.downIn.Data(i)\n", new: "p := w.downIn.Data(i)\n\t\tp = p[:min(len(p), 8<<10)]\n",
 		pkg: "test/e2e", test: "TestPromise3_DatagramsKeepTheirBoundariesAndSizes/sklookup-nftables",
