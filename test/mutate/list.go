@@ -222,7 +222,7 @@ var promises = []mutation{
 	},
 	{
 		name: "receive-buffers-free", what: "endpoints' sockets have the kernel's receive buffers, which grow to megabytes",
-		file: "internal/sys/tcp.go", old: "\tfixReceiveBuffer(fd, ReceiveBuffer)\n", new: "",
+		file: "internal/sys/tcp.go", old: "e = prepare(fd)\n\tfixReceiveBuffer(fd, ReceiveBuffer)\n", new: "e = prepare(fd)\n",
 		pkg: "test/e2e", test: "TestSlowReadersHoldLittleMemory",
 	},
 	{
