@@ -102,6 +102,7 @@ func playMovers(t *testing.T, splice string) {
 	close(stop)
 	running.Wait()
 	m.finish(t)
+	m.p.awaitRecords(len(m.visits) + len(m.slow) + len(m.half) + len(m.idle) + len(m.dialled)) // all have ended
 	m.p.stop()
 	m.checkRecords(t)
 }
