@@ -74,13 +74,10 @@ func connect(node, away *scratch.Namespace) error {
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// answersTried is how many answers have to be missed, one after the other, and
-// answerPatience how long each may be later than one that was sent after it: on
-// one cable none overtakes another but by chance.
-const (
-	answersTried   = 3
-	answerPatience = 10 * time.Millisecond
-)
+// answerPatience is how long each answer may be later than one that was sent after it: on one
+// cable none overtakes another but by chance. All have to be missed, one after the other: a
+// busy machine is to get the same choice as an idle one.
+var answerPatience = []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 250 * time.Millisecond}
 
 // claimsAnswers tells whether a mode would bring answers back, as it
 // says itself.
@@ -145,11 +142,11 @@ func isAnswered(client netip.Addr, endpoint netip.AddrPort, firstPort uint16) er
 	if !asNode() {
 		return nil // it cannot be tried
 	}
-	for range answersTried {
+	for _, patience := range answerPatience {
 		fd, e := sys.ConnectTCP(endpoint, netip.AddrPortFrom(client, firstPort), sys.ConnectOptions{Transparent: true})
 		if e == 0 || e == syscall.EINPROGRESS {
 			overtaken := asNode()
-			e = result(fd)
+			e = result(fd, patience)
 			sys.Close(fd)
 			if e == sys.EAGAIN && !overtaken {
 				return nil
@@ -168,10 +165,10 @@ func isAnswered(client netip.Addr, endpoint netip.AddrPort, firstPort uint16) er
 	return &RepliesError{fmt.Errorf("an endpoint's answers to %s were lost, and those to the node's address were not", client)}
 }
 
-// result waits for a moment for how a connect comes out.
-func result(fd int) sys.Errno {
+// result waits for how a connect comes out.
+func result(fd int, patience time.Duration) sys.Errno {
 	e := sys.ConnectResult(fd)
-	for late := time.Now().Add(answerPatience); e == sys.EAGAIN && time.Now().Before(late); e = sys.ConnectResult(fd) {
+	for late := time.Now().Add(patience); e == sys.EAGAIN && time.Now().Before(late); e = sys.ConnectResult(fd) {
 		time.Sleep(time.Millisecond)
 	}
 	return e
