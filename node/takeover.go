@@ -84,7 +84,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	var refused *handover.RefusedError
 	switch {
 	case errors.As(err, &refused) && refused.Switch:
-		p.log.Warn().Str("because", refused.Why).Msg("the running sluice ends before this one begins: its connections are cut")
+		p.log.Warn().Str("because", refused.Why).Str("choice", p.steerChoice).Msg("the running sluice ends before this one begins: its connections are cut")
 		return true, p.replace()
 	case err != nil:
 		return false, fmt.Errorf("the running sluice serves on: %w", err)
