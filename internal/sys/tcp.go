@@ -193,8 +193,9 @@ type ConnectOptions struct {
 // The socket has SO_OOBINLINE, and Close resets it: see CloseInOrder. What short
 // connections can do without is left for later: the first write needs no
 // TCP_NODELAY (SetNoDelay), and keepalive takes four system calls (SetLiveness). Its
-// receive buffer is ReceiveBuffer from the start: the kernel drops what arrives in a
-// window that it advertised before the buffer was made smaller, and the peer sends that
+// receive buffer is ReceiveBuffer once the SYN is sent. Before, it would bound the scale
+// of the window, which GrowReceiveBuffer could not open further then. Later, the kernel
+// would drop what arrives in a window that it advertised before, and the peer sends that
 // again after seconds only.
 func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	fam := family(remote.Addr())
@@ -203,7 +204,6 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		return -1, e
 	}
 	e = prepare(fd)
-	fixReceiveBuffer(fd, ReceiveBuffer)
 	if e == 0 && o.Congestion != "" {
 		e = setCongestion(fd, o.Congestion)
 	}
@@ -229,6 +229,7 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		Close(fd)
 		return -1, e
 	}
+	fixReceiveBuffer(fd, ReceiveBuffer)
 	return fd, e
 }
 

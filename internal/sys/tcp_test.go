@@ -2,6 +2,7 @@ package sys
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -391,4 +392,30 @@ func TestNoAllocation(t *testing.T) {
 	}); n != 0 {
 		t.Fatalf("%v allocations", n)
 	}
+}
+
+// TestGrownReceiveBufferOpensTheWindow: the peer may send more than fits in the small buffer that
+// a connection begins with.
+func TestGrownReceiveBufferOpensTheWindow(t *testing.T) {
+	l, addr := listen(t, "127.0.0.1", ListenOptions{})
+	a, b := connected(t, l, addr)
+	GrowReceiveBuffer(a, 2<<20)
+	if option(t, a, unix.SOL_SOCKET, unix.SO_RCVBUF) < 2<<20 {
+		t.Skip("SKIP-NEEDS: CAP_NET_ADMIN, or a larger net.core.rmem_max")
+	}
+	chunk := make([]byte, 256<<10)
+	most := uint32(0)
+	wait.For(t, "the peer sees a larger window", wait.Patience, func() error {
+		_, _ = unix.Write(b, chunk)
+		for n := 1; n > 0; {
+			n, _ = unix.Read(a, chunk)
+		}
+		if p, e := PeerOf(b); e == 0 {
+			most = max(most, p.Window)
+		}
+		if most <= 2*ReceiveBuffer {
+			return fmt.Errorf("at most %d bytes so far", most)
+		}
+		return nil
+	})
 }

@@ -222,8 +222,14 @@ var promises = []mutation{
 	},
 	{
 		name: "receive-buffers-free", what: "endpoints' sockets have the kernel's receive buffers, which grow to megabytes",
-		file: "internal/sys/tcp.go", old: "e = prepare(fd)\n\tfixReceiveBuffer(fd, ReceiveBuffer)\n", new: "e = prepare(fd)\n",
+		file: "internal/sys/tcp.go", old: "\tfixReceiveBuffer(fd, ReceiveBuffer)\n\treturn fd, e\n", new: "\treturn fd, e\n",
 		pkg: "test/e2e", test: "TestSlowReadersHoldLittleMemory",
+	},
+	{
+		name: "window-scale-small", what: "a receive buffer that grows opens no window beyond 512 KiB",
+		file: "internal/sys/tcp.go", old: "\t\te = connect(fd, remote)\n\t}\n\tif e != 0 && e != EINPROGRESS {\n\t\tClose(fd)\n\t\treturn -1, e\n\t}\n\tfixReceiveBuffer(fd, ReceiveBuffer)\n",
+		new: "\t\tfixReceiveBuffer(fd, ReceiveBuffer)\n\t\te = connect(fd, remote)\n\t}\n\tif e != 0 && e != EINPROGRESS {\n\t\tClose(fd)\n\t\treturn -1, e\n\t}\n",
+		pkg: "internal/sys", test: "TestGrownReceiveBufferOpensTheWindow",
 	},
 	{
 		name: "answers-cut", what: "answers of more than 8 KiB lose their end",
