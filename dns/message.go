@@ -134,7 +134,8 @@ func (m *message) pack(q *query, code dnsmessage.RCode) ([]byte, error) {
 	err = errors.Join(err, b.StartAdditionals())
 	if q.edns {
 		var h dnsmessage.ResourceHeader
-		err = errors.Join(err, h.SetEDNS0(mostSize, code, false), b.UnknownResource(h, dnsmessage.UnknownResource{Type: dnsmessage.TypeOPT}))
+		err = errors.Join(err, h.SetEDNS0(mostSize, code, false))
+		err = errors.Join(err, b.UnknownResource(h, dnsmessage.UnknownResource{Type: dnsmessage.TypeOPT}))
 	}
 	add(m.additional)
 	if err != nil {

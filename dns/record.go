@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"encoding/binary"
 	"strings"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -56,8 +57,15 @@ func readRecord(p *dnsmessage.Parser) (r record, err error) {
 		return r, err
 	}
 	r = record{name: h.Name.String(), kind: h.Type, ttl: h.TTL}
-	// Names in the data of these types may be compressed (RFC 3597).
+	// Names in the data of these types may be compressed (RFC 3597, 4).
 	switch h.Type {
+	case dnsmessage.TypeSRV:
+		var body dnsmessage.SRVResource
+		body, err = p.SRVResource()
+		for _, n := range [...]uint16{body.Priority, body.Weight, body.Port} {
+			r.data = binary.BigEndian.AppendUint16(r.data, n)
+		}
+		r.data = appendName(r.data, body.Target.String())
 	case dnsmessage.TypeCNAME:
 		var body dnsmessage.CNAMEResource
 		body, err = p.CNAMEResource()

@@ -30,6 +30,8 @@ func TestReadRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sent = append(sent, 0xc0, 12, 0, byte(dnsmessage.TypeSRV), 0, byte(dnsmessage.ClassINET), 0, 0, 0, 60, 0, 8, 0, 1, 0, 2, 0, 3, 0xc0, 78)
+	sent[7]++ // one more answer, whose target is compressed: it is that of the NS record
 	var p dnsmessage.Parser
 	if _, err := p.Start(sent); err != nil || p.SkipAllQuestions() != nil {
 		t.Fatal(err)
@@ -55,7 +57,7 @@ func TestReadRecord(t *testing.T) {
 	if err := got.Unpack(packed); err != nil {
 		t.Fatal(err)
 	}
-	want := bodies[:len(bodies)-1] // without the SOA
+	want := append(bodies[:len(bodies)-1], &dnsmessage.SRVResource{Priority: 1, Weight: 2, Port: 3, Target: other}) // without the SOA
 	if len(got.Answers) != len(want) {
 		t.Fatalf("%d answers; want %d", len(got.Answers), len(want))
 	}
