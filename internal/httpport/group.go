@@ -97,7 +97,9 @@ func (g *Group) admit(nc net.Conn) *conn {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for g.serving >= maxEnding*limit {
-		g.ended = make(chan struct{})
+		if g.ended == nil {
+			g.ended = make(chan struct{}) // that of all who wait
+		}
 		ended := g.ended
 		g.mu.Unlock()
 		<-ended

@@ -16,6 +16,7 @@ import (
 type Server struct {
 	http.Server
 	group *Group
+	grace time.Duration // Grace but in tests
 
 	mu        sync.Mutex
 	listeners map[net.Listener]struct{} // guarded by mu
@@ -30,7 +31,7 @@ const maxHeader = 16 << 10
 // New creates a server whose connections belong to a group. A request must arrive
 // within 10 s, and its header within 5 s; answer bounds the time for its answer.
 func New(g *Group, h http.Handler, answer time.Duration) *Server {
-	s := &Server{group: g, Server: http.Server{
+	s := &Server{group: g, grace: Grace, Server: http.Server{
 		Handler:           withoutBody(h),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,

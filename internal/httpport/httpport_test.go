@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -173,4 +175,34 @@ func TestIdleGoesFirst(t *testing.T) {
 	if _, err := busy.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("the connection that is being answered: %v", err)
 	}
+}
+
+// Each of several servers that wait for room in their Group goes on when a connection has ended.
+func TestAllWhoWaitForAFullGroupGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &Group{Max: 1}
+		admit := func() *conn {
+			near, far := net.Pipe()
+			t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+			return g.admit(near)
+		}
+		var ending []*conn
+		for range maxEnding {
+			ending = append(ending, admit())
+		}
+		var admitted atomic.Int32
+		for range 2 {
+			go func() {
+				admit()
+				admitted.Add(1)
+			}()
+		}
+		synctest.Wait()
+		for i := range int32(2) {
+			g.stateChanged(ending[i], http.StateClosed)
+			if synctest.Wait(); admitted.Load() != i+1 {
+				t.Fatalf("%d are admitted after %d have ended", admitted.Load(), i+1)
+			}
+		}
+	})
 }

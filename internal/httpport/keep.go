@@ -28,13 +28,13 @@ func (s *Server) Leave() {
 // http.Server.Shutdown would leave a request without an answer that it reads after its call.
 func (s *Server) End() {
 	s.Leave()
-	s.accepting.Wait()
 	answered := make(chan struct{})
 	go func() {
+		s.accepting.Wait()
 		s.serving.Wait()
 		close(answered)
 	}()
-	grace := time.NewTimer(Grace)
+	grace := time.NewTimer(s.grace)
 	defer grace.Stop()
 	select {
 	case <-answered:

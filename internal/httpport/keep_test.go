@@ -123,6 +123,7 @@ func TestEndAnswersWhatIsAccepted(t *testing.T) {
 	}
 	serve := func(l net.Listener) (end func()) {
 		s := New(&Group{Max: 1000}, http.NotFoundHandler(), time.Minute)
+		s.grace = time.Minute // clients wait for a processor on a busy machine
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
