@@ -37,7 +37,7 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 			p := newProxy(t, lab.Node)
 			web := webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
 			p.write("web.yaml", web.annotated("sluice.dev/eject-after: '3'"))
-			p.start("--datapath", path)
+			p.start("--datapath", path, "--dial-timeouts=1s,2s,4s,8s") // the others answer in time on a busy machine too
 			ejected := func(want float64) func() bool {
 				return func() bool {
 					values, err := p.metrics()
@@ -75,9 +75,11 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 
 			mended.Store(true)
 			began = time.Now()
-			wait.True(t, "an endpoint that is back", func() bool {
-				visits(1)
-				return ejected(0)()
+			wait.For(t, "an endpoint that is back", 2*time.Minute, func() error {
+				if visits(1); !ejected(0)() {
+					return errNotYet
+				}
+				return nil
 			})
 			took, served := time.Since(began), 0
 			for _, v := range visits(connections) {
@@ -124,7 +126,12 @@ func TestBlackHoleDelaysFewConnections(t *testing.T) {
 				return err == nil && values["sluice_dial_failures_total"] > 0
 			})
 			known, before := time.Now(), clients.served.Load()
-			wait.True(t, "more clients are served", func() bool { return clients.served.Load() >= before+later })
+			wait.For(t, "more clients are served", 2*time.Minute, func() error {
+				if clients.served.Load() < before+later {
+					return errNotYet
+				}
+				return nil
+			})
 			all := clients.end()
 			for _, c := range all {
 				if c.err != nil {
