@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // While another process takes over, sessions move to it with their sockets to endpoints, after
@@ -178,7 +179,8 @@ func (s *Server) Take(m *handover.Moved) handover.Taken {
 		return nil
 	}
 	if a.state.Socket.Held {
-		if _, errno := s.options.Upstream.Hold(r.Client.Addr()); errno != 0 {
+		// Without a hold, nothing may be released: this process needs no answers to such addresses.
+		if held, errno := s.options.Upstream.Hold(r.Client.Addr()); errno != 0 || held == (upstream.Range{}) {
 			return nil
 		}
 	}

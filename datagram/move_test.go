@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -61,6 +62,36 @@ func give(t *testing.T, to *Server) func([]handover.Moved) ([]bool, error) {
 		}
 		return taken, nil
 	}
+}
+
+// TestHeldAddressStays: a session whose client's address the process before holds stays there, if
+// this one holds no addresses.
+func TestHeldAddressStays(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, func(o *Options) { o.Loops = o.Loops[:1] })
+	lab.Backends[0].WitnessUDP(t, 5300)
+	service := svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300))
+	n.apply(service)
+	if _, err := ask(client(t, lab.Client, vip4+":53"), "q", patience); err != nil {
+		t.Fatal(err)
+	}
+	before := n.next()
+	n.apply(service)
+	moved, err := before.Move(func(list []handover.Moved) ([]bool, error) {
+		for i := range list {
+			var m movedSession
+			if err := json.Unmarshal(list[i].State, &m); err != nil {
+				t.Error(err)
+			}
+			m.Socket.Held = true
+			list[i].State, _ = json.Marshal(m)
+		}
+		return give(t, n.server)(list)
+	})
+	if moved != 0 || err != nil || before.Stats().Sessions.Load() != 1 {
+		t.Errorf("%d sessions have moved, %v; %d stay", moved, err, before.Stats().Sessions.Load())
+	}
+	before.Leave()
 }
 
 // TestSessionsMove: a session keeps its socket to the endpoint, answered or not. One whose endpoint

@@ -247,18 +247,28 @@ func (p *Proxy) move() {
 	}
 }
 
+// sessionsPatience bounds the time in which nobody receives clients' datagrams: a queue that holds
+// 1,000 of them takes as many in that time.
+const sessionsPatience = time.Second
+
+var errSessionsLate = errors.New("moving them takes too long")
+
 // moveSessions gives the UDP sessions to the next process, which waits for them.
 func (p *Proxy) moveSessions(c *handover.Conn) {
 	if p.moves {
 		began := time.Now()
-		n, err := p.datagram.Move(c.Move)
+		n, err := p.datagram.Move(func(list []handover.Moved) ([]bool, error) {
+			if time.Since(began) > sessionsPatience {
+				return make([]bool, len(list)), errSessionsLate
+			}
+			return c.Move(list)
+		})
 		if n > 0 {
 			p.log.Info().Int("udp_sessions", n).Dur("took", time.Since(began)).Msg("the next sluice has taken over UDP sessions")
 		}
 		if err != nil {
 			p.log.Warn().Err(err).Int64("udp_sessions", p.datagram.Stats().Sessions.Load()).
 				Msg("the next sluice takes no more UDP sessions; those here end unless their endpoints send")
-			p.moves = false
 		}
 	}
 	_ = c.Send(&handover.Message{Step: handover.StepOver}) // if it is gone, linger finds out
