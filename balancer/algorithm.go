@@ -116,18 +116,9 @@ func (a Algorithm) WeightOf(e *service.Endpoint) int {
 	}
 }
 
-// SendsBack reports whether a client that connects again gets the same endpoint, unless it is full
-// or sick: to close its connection for the sake of new endpoints would be in vain.
-func (o *Options) SendsBack() bool {
-	switch o.Algorithm {
-	case SourceHash, Maglev:
-		return !o.HashPort
-	case DestinationHash:
-		return true
-	default:
-		return false
-	}
-}
+// SpreadsClients reports whether clients of one destination get different endpoints. Where they all
+// get the same, there is nothing to even out.
+func (a Algorithm) SpreadsClients() bool { return a != DestinationHash }
 
 // Names returns the name of each algorithm, the default first.
 func Names() []string {
@@ -176,7 +167,7 @@ func parseHash(value string) (port bool, err error) {
 // without the prefix sluice.dev/; nil for names that are not known here.
 func CheckAnnotation(name, value string) (err error) {
 	switch name {
-	case annotation:
+	case annotation, service.Foreign[0], service.Foreign[1]:
 		_, err = Parse(value)
 	case hashAnnotation:
 		_, err = parseHash(value)
@@ -212,8 +203,8 @@ func (o Options) For(port *service.Port) (opts Options, problem error) {
 			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets client", err))
 		}
 	}
-	if port.Rebalance > 0 && o.SendsBack() {
-		problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/rebalance: %s sends clients back to the same endpoint; no connection is closed", o.Algorithm))
+	if port.Rebalance > 0 && !o.Algorithm.SpreadsClients() {
+		problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/rebalance: %s gives all clients the same endpoint; no connection is closed", o.Algorithm))
 	}
 	if value, ok := port.Annotations[dialAnnotation]; ok {
 		if timeouts, err := parseTimeouts(value); err == nil {

@@ -366,12 +366,12 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
-// TestRebalanceInVain: where a client that connects again gets the same endpoint, the annotation
-// has no effect, and that is told.
+// TestRebalanceInVain: where all clients get the same endpoint, the annotation has no effect, and
+// that is told.
 func TestRebalanceInVain(t *testing.T) {
 	for annotations, want := range map[string]string{
-		"rr": "", "lc": "", "maglev client-port": "", "sh client-port": "",
-		"sh": "source-hash", "mh": "maglev", "dh": "destination-hash", "dh client-port": "destination-hash",
+		"rr": "", "lc": "", "maglev client-port": "", "sh": "", "mh": "",
+		"dh": "destination-hash", "dh client-port": "destination-hash",
 	} {
 		port := &service.Port{Rebalance: time.Second, Annotations: map[string]string{}}
 		name, hash, has := strings.Cut(annotations, " ")
@@ -379,8 +379,8 @@ func TestRebalanceInVain(t *testing.T) {
 			port.Annotations["balancer-hash"] = hash
 		}
 		options, err := Options{}.For(port)
-		if options.SendsBack() != (want != "") || (err != nil) != (want != "") || err != nil && !hasPrefix(err, "annotation sluice.dev/rebalance: "+want+" sends clients back") {
-			t.Errorf("%s: %v, %v", annotations, options.SendsBack(), err)
+		if options.Algorithm.SpreadsClients() != (want == "") || (err != nil) != (want != "") || err != nil && !hasPrefix(err, "annotation sluice.dev/rebalance: "+want+" gives all clients the same endpoint") {
+			t.Errorf("%s: %v, %v", annotations, options.Algorithm.SpreadsClients(), err)
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 			continue
 		}
 		options, _ := b.defaults.For(is) // others tell the problem
-		if is.Rebalance == 0 || options.SendsBack() {
+		if is.Rebalance == 0 || !options.Algorithm.SpreadsClients() {
 			delete(b.ports, is.Name)
 			continue
 		}

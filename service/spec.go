@@ -265,11 +265,15 @@ func (s *spec) parseAnnotations(svc *corev1.Service, check func(name, value stri
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.annotations)) {
-		if !slices.Contains(Annotations, name) && !slices.Contains(Foreign, name) {
-			s.problemf("annotation %s%s is not known: it has no effect (those that have: %s)", annotationPrefix, name, strings.Join(Annotations, ", "))
+		key := annotationPrefix + name
+		if slices.Contains(Foreign, name) {
+			key = name
+		}
+		if key != name && !slices.Contains(Annotations, name) {
+			s.problemf("annotation %s is not known: it has no effect (those that have: %s)", key, strings.Join(Annotations, ", "))
 		} else if check != nil {
 			if err := check(name, s.annotations[name]); err != nil {
-				s.problemf("annotation %s%s: %s; it counts as missing", annotationPrefix, name, strings.TrimLeft(strings.TrimPrefix(err.Error(), name), ": "))
+				s.problemf("annotation %s: %s; it counts as missing", key, strings.TrimLeft(strings.TrimPrefix(err.Error(), name), ": "))
 				delete(s.annotations, name)
 			}
 		}

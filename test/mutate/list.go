@@ -137,8 +137,8 @@ var promises = []mutation{
 		pkg: "node", test: "TestWrongAnnotationsCountAsMissing",
 	},
 	{
-		name: "rebalance-in-vain", what: "idle connections are closed though their clients come back to the same endpoint",
-		file: "node/rebalance.go", old: " || options.SendsBack() {", new: " {",
+		name: "rebalance-in-vain", what: "idle connections are closed though all clients get the same endpoint",
+		file: "node/rebalance.go", old: " || !options.Algorithm.SpreadsClients() {", new: " {",
 		pkg: "node", test: "TestShares",
 	},
 	{
