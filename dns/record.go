@@ -59,35 +59,29 @@ func readRecord(p *dnsmessage.Parser) (r record, err error) {
 	r = record{name: h.Name.String(), kind: h.Type, ttl: h.TTL}
 	// Names in the data of these types may be compressed (RFC 3597, 4).
 	switch h.Type {
+	case dnsmessage.TypeCNAME:
+		body, failed := p.CNAMEResource()
+		r.data, err = appendName(nil, body.CNAME.String()), failed
+	case dnsmessage.TypeNS:
+		body, failed := p.NSResource()
+		r.data, err = appendName(nil, body.NS.String()), failed
+	case dnsmessage.TypePTR:
+		body, failed := p.PTRResource()
+		r.data, err = appendName(nil, body.PTR.String()), failed
+	case dnsmessage.TypeMX:
+		body, failed := p.MXResource()
+		r.data, err = appendName(binary.BigEndian.AppendUint16(nil, body.Pref), body.MX.String()), failed
 	case dnsmessage.TypeSRV:
-		var body dnsmessage.SRVResource
-		body, err = p.SRVResource()
+		body, failed := p.SRVResource()
 		for _, n := range [...]uint16{body.Priority, body.Weight, body.Port} {
 			r.data = binary.BigEndian.AppendUint16(r.data, n)
 		}
-		r.data = appendName(r.data, body.Target.String())
-	case dnsmessage.TypeCNAME:
-		var body dnsmessage.CNAMEResource
-		body, err = p.CNAMEResource()
-		r.data = appendName(nil, body.CNAME.String())
-	case dnsmessage.TypeNS:
-		var body dnsmessage.NSResource
-		body, err = p.NSResource()
-		r.data = appendName(nil, body.NS.String())
-	case dnsmessage.TypePTR:
-		var body dnsmessage.PTRResource
-		body, err = p.PTRResource()
-		r.data = appendName(nil, body.PTR.String())
-	case dnsmessage.TypeMX:
-		var body dnsmessage.MXResource
-		body, err = p.MXResource()
-		r.data = appendName([]byte{byte(body.Pref >> 8), byte(body.Pref)}, body.MX.String())
+		r.data, err = appendName(r.data, body.Target.String()), failed
 	case dnsmessage.TypeSOA:
 		err = p.SkipAnswer()
 	default:
-		var body dnsmessage.UnknownResource
-		body, err = p.UnknownResource()
-		r.data = body.Data
+		body, failed := p.UnknownResource()
+		r.data, err = body.Data, failed
 	}
 	return r, err
 }
