@@ -247,9 +247,9 @@ func (p *Proxy) move() {
 	}
 }
 
-// sessionsPatience bounds the time in which nobody receives clients' datagrams: a queue that holds
-// 1,000 of them takes as many in that time.
-const sessionsPatience = time.Second
+// sessionsPatience bounds the time in which nobody receives clients' datagrams; they wait in the
+// queues of their sockets, which hold some 1,000 each.
+const sessionsPatience = 5 * time.Second
 
 var errSessionsLate = errors.New("moving them takes too long")
 
