@@ -138,8 +138,9 @@ func TestBlackHoleDelaysFewConnections(t *testing.T) {
 					t.Fatalf("%s: %v", c.client, c.err)
 				}
 			}
-			met, came, waited := 0, 0, 0
-			for _, r := range p.awaitRecords(len(all)) {
+			met, came, waited, otherwise := 0, 0, 0, 0
+			p.stop() // all have ended, and have their records
+			for _, r := range p.records() {
 				isLater := r.Time.Add(-time.Duration(r.DurationUS) * time.Microsecond).After(known)
 				if isLater {
 					came++
@@ -153,17 +154,16 @@ func TestBlackHoleDelaysFewConnections(t *testing.T) {
 					}
 				}
 				if r.Path != path {
-					t.Fatalf("the path of a connection is %s", r.Path)
+					otherwise++ // where many first packets are undecided, the relay serves the next ones
 				}
 			}
 			t.Logf("%d connections met the black hole; of %d in %.1f s after it was known, %d (%.2f %%)", met, came, time.Since(known).Seconds(), waited, 100*float64(waited)/float64(came))
-			if met == 0 || came < later/2 {
+			if met == 0 || came < later/2 || 100*otherwise >= came {
 				t.Error("the test proves nothing")
 			}
 			if 100*waited >= came {
 				t.Errorf("%d of %d connections wait for an endpoint that is known to drop them", waited, came)
 			}
-			p.stop()
 		})
 	}
 }
