@@ -126,6 +126,12 @@ func newProxy(t *testing.T, node *netns.Host) *proxy {
 func (p *proxy) start(flags ...string) {
 	p.t.Helper()
 	p.launch(flags...)
+	p.awaitReady()
+}
+
+// awaitReady waits until the proxy is ready.
+func (p *proxy) awaitReady() {
+	p.t.Helper()
 	wait.For(p.t, "sluice is ready", readyTimeout, func() error {
 		select {
 		case <-p.exited:
