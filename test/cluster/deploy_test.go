@@ -205,11 +205,16 @@ func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
 
 // hasEvent tells whether the API has the event of a start on a node.
 func (w *world) hasEvent(node string) bool {
-	list := &corev1.EventList{}
-	if err := w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace("default").Resource("events").Do(ctx).Into(list); err != nil {
-		w.t.Fatal(err)
-	}
-	return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+	return slices.ContainsFunc(w.events("default"), func(e corev1.Event) bool {
 		return e.Reason == "Starting" && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == node
 	})
+}
+
+// events returns those of a namespace.
+func (w *world) events(namespace string) []corev1.Event {
+	list := &corev1.EventList{}
+	if err := w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace(namespace).Resource("events").Do(ctx).Into(list); err != nil {
+		w.t.Fatal(err)
+	}
+	return list.Items
 }

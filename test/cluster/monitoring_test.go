@@ -44,6 +44,18 @@ func TestMonitoring(t *testing.T) {
 		}
 		return nil
 	})
+	bad := w.service("bad", func(s *corev1.Service) { s.Annotations = map[string]string{"sluice.dev/eject-after": "never"} })
+	w.until("an event names the annotation with a bad value", func() error {
+		if !slices.ContainsFunc(w.events("n"), func(e corev1.Event) bool {
+			return e.InvolvedObject.Name == "bad" && e.Reason == "ServiceNotServedInFull" && strings.Contains(e.Message, `annotation sluice.dev/eject-after: "never"`)
+		}) {
+			return errNotYet
+		}
+		return nil
+	})
+	w.wantMetric("sluice_config_problems 1")
+	w.admin.delete(bad)
+	w.wantMetric("sluice_config_problems 0") // no alert
 	w.startPrometheus()
 
 	svc := w.service("web", nil)
