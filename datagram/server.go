@@ -130,6 +130,16 @@ func (s *Server) addService(port *service.Port) *portService {
 	return p
 }
 
+// Choosing returns the balancer of a service port in force, or nil. It may be called from any
+// goroutine.
+func (s *Server) Choosing(port *service.Port) *balancer.Balancer {
+	services := s.state.Load().services
+	if int(port.ID) >= len(services) || services[port.ID] == nil {
+		return nil
+	}
+	return services[port.ID].balancer
+}
+
 // Balancer returns the balancer of a service port as of the last Apply, or nil.
 func (s *Server) Balancer(name service.PortName) *balancer.Balancer {
 	if p := s.services[name]; p != nil {

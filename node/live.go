@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/explain"
 	"github.com/sluice-proxy/sluice/live/serve"
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // openLive opens what answers questions about now: the admin socket, and the page.
@@ -48,22 +49,31 @@ func (p *Proxy) answers() (serve.Options, error) {
 		Version: api.Version{
 			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
 		},
-		Policy: p.manager.Policy,
-		MayAct: func(r *http.Request) bool { return socket.MayAct(r.Context()) },
-		Status: p.status,
-		Config: o.Flags,
+		Policy:   p.manager.Policy,
+		Choosing: p.choosing,
+		MayAct:   func(r *http.Request) bool { return socket.MayAct(r.Context()) },
+		Status:   p.status,
+		Config:   o.Flags,
 		Explain: func(protocol, from, to string, text bool) (any, error) {
 			q, err := explain.ParseQuestion(protocol, from, to)
 			if err != nil {
 				return nil, err
 			}
-			return explain.Ask(p.manager.Policy(), q, text), nil
+			return explain.Ask(p.manager.Policy(), q, text, p.choosing), nil
 		},
 		Destinations: p.destinations,
 		Drains:       p.drains,
 		SetVerbosity: p.verbosity.set,
 		Log:          p.log,
 	}, nil
+}
+
+// choosing returns what new connections to a service port meet.
+func (p *Proxy) choosing(port *service.Port) live.Choosing {
+	if port.Name.Protocol == service.UDP {
+		return live.Choosing{Balancer: p.datagram.Choosing(port)}
+	}
+	return live.Choosing(p.stream.Choosing(port))
 }
 
 // openAdminSocket listens on the admin socket. A default that cannot be made is no

@@ -71,6 +71,7 @@ func (c *conn) hold() {
 	}
 	w.held[c] = struct{}{}
 	w.server.held.Add(1)
+	c.pool.held.Add(1)
 	if c.mayGoOn() { // the first endpoint came since the connection was decided about
 		return
 	}
@@ -84,6 +85,7 @@ func (c *conn) hold() {
 func (c *conn) release() {
 	delete(c.worker.held, c)
 	c.worker.server.held.Add(-1)
+	c.pool.held.Add(-1)
 }
 
 // mayGoOn has the connection dialled in its turn if it is not to wait any more.

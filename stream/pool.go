@@ -22,6 +22,7 @@ type pool struct {
 	dialing            atomic.Int64 // connections that have no endpoint yet
 	waiting            []queued     // connections in the Service's queue, in order; guarded by its mu
 	queued             atomic.Int32 // their number
+	held               atomic.Int32 // connections that await endpoints
 	asked              atomic.Int64 // when NeedEndpoints was last called; 0 = never
 }
 

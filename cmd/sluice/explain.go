@@ -200,7 +200,7 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 		return nil, err
 	}
 	return func(q explain.Question) (*explain.Answer, error) {
-		return explain.Ask(table, q, text), nil
+		return explain.Ask(table, q, text, nil), nil
 	}, nil
 }
 

@@ -1,5 +1,5 @@
 // Package api has the JSON types and the paths of the admin socket. docs/admin-api.md
-// describes them. It only holds data.
+// describes them. It only holds data, and says it in words.
 //
 // The version is part of each path. Within a version, fields may be added; programs
 // must ignore those that they do not know.
@@ -178,9 +178,16 @@ type Service struct {
 	NodePort uint16   `json:"node_port,omitempty"`
 	VIPs     []string `json:"vips,omitempty"`
 	// Internal and External are the traffic policies: Cluster or Local.
-	Internal  string     `json:"internal_traffic_policy"`
-	External  string     `json:"external_traffic_policy"`
-	Affinity  float64    `json:"affinity_seconds,omitempty"`
+	Internal string  `json:"internal_traffic_policy"`
+	External string  `json:"external_traffic_policy"`
+	Affinity float64 `json:"affinity_seconds,omitempty"`
+	// Algorithm chooses endpoints. Annotations are those of the Service that have an effect,
+	// by their whole names.
+	Algorithm   string            `json:"algorithm,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Held connections wait for an endpoint, and queued ones for a place at a limit.
+	Held      int        `json:"held,omitempty"`
+	Queued    int        `json:"queued,omitempty"`
 	Endpoints []Endpoint `json:"endpoints"`
 	Totals    Totals     `json:"totals"`
 }
@@ -195,6 +202,7 @@ type Endpoint struct {
 	Ready       bool   `json:"ready"`
 	Serving     bool   `json:"serving"`
 	Terminating bool   `json:"terminating,omitempty"`
+	Standing
 }
 
 // Totals are the counters of a service port since the proxy started.

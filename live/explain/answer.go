@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
+	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -37,12 +40,17 @@ type Answer struct {
 	Text string `json:"text,omitempty"`
 }
 
-// Ask answers a question, with text for people if that is wanted.
-func Ask(t *policy.Table, q Question, text bool) *Answer {
+// Ask answers a question, with text for people if that is wanted. The text has what new
+// connections to the service port meet now, if choosing is not nil.
+func Ask(t *policy.Table, q Question, text bool, choosing func(*service.Port) live.Choosing) *Answer {
 	e := t.Explain(q.Protocol, q.From, q.To)
 	a := answer(&e)
 	if text {
-		a.Text = describe(t, q, &e, a)
+		var c live.Choosing
+		if choosing != nil && e.Verdict.Port != nil {
+			c = choosing(e.Verdict.Port)
+		}
+		a.Text = describe(t, q, &e, a, &c)
 	}
 	return a
 }
@@ -91,7 +99,7 @@ func newEncoder(w io.Writer) *json.Encoder {
 
 // describe returns the answer for people: what matched, which rules decided, and what is
 // with each endpoint.
-func describe(t *policy.Table, q Question, e *policy.Explanation, a *Answer) string {
+func describe(t *policy.Table, q Question, e *policy.Explanation, a *Answer, c *live.Choosing) string {
 	var b []byte
 	row := func(name, format string, args ...any) {
 		b = fmt.Appendf(b, "%-11s", name)
@@ -133,7 +141,24 @@ func describe(t *policy.Table, q Question, e *policy.Explanation, a *Answer) str
 		row("affinity", "%s%s", a.Affinity, window(e.Verdict.Port))
 	}
 	if e.Verdict.Port != nil {
-		b = appendEndpoints(b, e)
+		if name := c.Algorithm(); name != "" {
+			row("algorithm", "%s", name)
+		}
+		all := live.Annotations(e.Verdict.Port)
+		for i, name := range slices.Sorted(maps.Keys(all)) {
+			what := ""
+			if i == 0 {
+				what = "annotated"
+			}
+			row(what, "%s: %s", name, all[name])
+		}
+		if c.Held > 0 {
+			row("waiting", "%d connections, for an endpoint", c.Held)
+		}
+		if c.Queued > 0 {
+			row("waiting", "%d connections, at a limit", c.Queued)
+		}
+		b = appendEndpoints(b, e, c)
 	}
 	return string(b)
 }
@@ -145,7 +170,7 @@ func window(p *service.Port) string {
 	return ", for " + p.AffinityTimeout.String() + " after a client's last connection"
 }
 
-func appendEndpoints(b []byte, e *policy.Explanation) []byte {
+func appendEndpoints(b []byte, e *policy.Explanation, c *live.Choosing) []byte {
 	list := e.Endpoints()
 	b = fmt.Appendf(b, "\nendpoints: %d of %d are candidates\n", len(e.Verdict.Candidates), len(list))
 	wide := 0
@@ -161,6 +186,10 @@ func appendEndpoints(b []byte, e *policy.Explanation) []byte {
 		b = fmt.Appendf(b, "  %c %-*s  %s", sign, wide, g.Endpoint.Addr, printable.Text(g.Reason))
 		if g.Rule != "" {
 			b = fmt.Appendf(b, " (%s)", g.Rule)
+		}
+		standing := c.Standing(g.Endpoint.Addr)
+		if words := standing.Words(); words != "" && g.Candidate {
+			b = fmt.Appendf(b, ", %s", words)
 		}
 		if g.Endpoint.Node != "" {
 			b = fmt.Appendf(b, "; node %s", printable.Name(g.Endpoint.Node))

@@ -32,6 +32,9 @@ type Options struct {
 	Version api.Version
 	// Policy returns the policy in force. It is called from any goroutine.
 	Policy func() *policy.Table
+	// Choosing returns what new connections to a service port meet. It is called from any
+	// goroutine.
+	Choosing func(*service.Port) live.Choosing
 	// Status, Config and Explain answer api.PathStatus, PathConfig and PathExplain.
 	Status  func(context.Context) (*api.Status, error)
 	Config  func() map[string]string

@@ -95,11 +95,12 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	t.Cleanup(past.Close)
 	h := New(Options{
 		View: view, History: history, Past: past,
-		Version: api.Version{API: "v1", Node: "node-a"},
-		Policy:  func() *policy.Table { return policies },
-		MayAct:  func(*http.Request) bool { return s.mayAct.Load() },
-		Status:  func(context.Context) (*api.Status, error) { return &api.Status{Ready: true}, nil },
-		Config:  func() map[string]string { return map[string]string{"v": "0"} },
+		Version:  api.Version{API: "v1", Node: "node-a"},
+		Policy:   func() *policy.Table { return policies },
+		Choosing: func(*service.Port) live.Choosing { return live.Choosing{} },
+		MayAct:   func(*http.Request) bool { return s.mayAct.Load() },
+		Status:   func(context.Context) (*api.Status, error) { return &api.Status{Ready: true}, nil },
+		Config:   func() map[string]string { return map[string]string{"v": "0"} },
 		Explain: func(protocol, from, to string, text bool) (any, error) {
 			if from == "" {
 				return nil, errors.New("from is needed")

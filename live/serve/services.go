@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/filter"
 	"github.com/sluice-proxy/sluice/policy"
@@ -42,7 +43,7 @@ func (h *Handler) services(_ *http.Request, q *params) (any, error) {
 		totals[ports[i].Name] = &ports[i].Totals
 	}
 	for _, p := range found {
-		answer.Services = append(answer.Services, serviceOf(p, totals[p.Name], terms))
+		answer.Services = append(answer.Services, serviceOf(p, totals[p.Name], terms, h.options.Choosing(p)))
 	}
 	return answer, nil
 }
@@ -118,11 +119,12 @@ var typeNames = map[service.Type]string{
 }
 
 // serviceOf returns a service port with the endpoints that a filter selects.
-func serviceOf(p *service.Port, t *conntrack.Totals, terms *filter.Filter) api.Service {
+func serviceOf(p *service.Port, t *conntrack.Totals, terms *filter.Filter, c live.Choosing) api.Service {
 	out := api.Service{
 		Service: p.Name.String(), Protocol: p.Name.Protocol.String(), Type: typeNames[p.Type],
 		Port: p.Port, NodePort: p.NodePort, Affinity: p.AffinityTimeout.Seconds(),
 		Internal: policy.TrafficPolicy(p.InternalLocal), External: policy.TrafficPolicy(p.ExternalLocal),
+		Algorithm: c.Algorithm(), Annotations: live.Annotations(p), Held: c.Held, Queued: c.Queued,
 		Endpoints: []api.Endpoint{},
 	}
 	for f := range p.Families {
@@ -132,7 +134,7 @@ func serviceOf(p *service.Port, t *conntrack.Totals, terms *filter.Filter) api.S
 		}
 		for i := range v.Endpoints {
 			if terms.IsEmpty() || isSelectedAt(terms, p, v, &v.Endpoints[i]) {
-				out.Endpoints = append(out.Endpoints, endpointOf(&v.Endpoints[i]))
+				out.Endpoints = append(out.Endpoints, endpointOf(&v.Endpoints[i], &c))
 			}
 		}
 	}
@@ -142,10 +144,11 @@ func serviceOf(p *service.Port, t *conntrack.Totals, terms *filter.Filter) api.S
 	return out
 }
 
-func endpointOf(e *service.Endpoint) api.Endpoint {
+func endpointOf(e *service.Endpoint, c *live.Choosing) api.Endpoint {
 	return api.Endpoint{
 		Endpoint: e.Addr.String(), Pod: e.PodName(), Node: e.Node, Zone: e.Zone, Local: e.Local,
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+		Standing: c.Standing(e.Addr),
 	}
 }
 

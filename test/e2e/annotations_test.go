@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -218,4 +219,16 @@ func TestAnnotationsNameTheirTests(t *testing.T) {
 	if len(rows) < 20 {
 		t.Errorf("%d rows", len(rows))
 	}
+}
+
+// awaitTold waits until sluice explain says something of a connection to a Service.
+func (p *proxy) awaitTold(lab *netns.Lab, vip, what string) {
+	p.t.Helper()
+	wait.For(p.t, "sluice explain says "+what, stopTimeout, func() error {
+		said, err := sluice(p.t, lab, "explain", "--from", lab.Client.IPv4.String(), "--to", vip+":80")
+		if err == nil && !strings.Contains(said, what) {
+			err = errors.New(said)
+		}
+		return err
+	})
 }

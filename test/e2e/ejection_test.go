@@ -57,6 +57,7 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 				}
 				return ejected(1)()
 			})
+			p.awaitTold(lab, vip4, "ejected after ")
 			// The relay may meet the reset while it connects, and serve the client by another endpoint.
 			if path == "kernel" && met < 3 {
 				t.Errorf("it is ejected after %d resets, want 3", met)

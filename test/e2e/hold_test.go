@@ -54,6 +54,7 @@ func TestHeldConnections(t *testing.T) {
 			if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
 				t.Error("the log does not say that endpoints are needed")
 			}
+			p.awaitTold(lab, vip4, "connections, for an endpoint")
 			began := time.Now()
 			s.endpoints = on(8080, lab.Backends...)
 			p.write("web.yaml", s.annotated("sluice.dev/hold: 10m"))

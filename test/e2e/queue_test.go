@@ -69,6 +69,8 @@ func TestLimitsAndQueue(t *testing.T) {
 			if !p.stderr.Contains("as many as sluice.dev/max-connections-per-endpoint (for each endpoint) allows: further ones wait up to 10m0s") {
 				t.Error("the log does not name the limit")
 			}
+			p.awaitTold(lab, vip4, "full, with 2 connections")
+			p.awaitTold(lab, vip4, "waiting    3 connections, at a limit")
 			_ = waiting[0].Close()
 			queued(2)
 			for i, c := range waiting[1:] {

@@ -50,6 +50,7 @@ func TestSlowStart(t *testing.T) {
 			if got := ask(slow, 90); got["b3:8080"] > 15 || got["b1:8080"] < 25 || got["b2:8080"] < 25 {
 				t.Errorf("beside a new endpoint, connections go to %v", got)
 			}
+			p.awaitTold(lab, slow, "starts slowly, with ")
 			write("slow", slow, "1h", "two", 3)
 			wait.True(t, "few connections to the new pod at an old address", func() bool { return ask(slow, 40)["b1:8080"] <= 8 })
 			write("quick", quick, "1s", "one", 3)

@@ -26,7 +26,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"OpenStory", openStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
+		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"States", states}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"OpenStory", openStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
 		{"Records", pausing}, {"Past", before}, {"Export", exported}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -96,6 +96,17 @@ func blamed(t *testing.T, _ *demo, b *browser) {
 	})`)
 	if want := "resets 3, refuses 1, dead 3, good 0"; got != want {
 		t.Errorf("the map blames %s; want %s", got, want)
+	}
+}
+
+// The table of endpoints says what keeps new connections off one.
+func states(t *testing.T, _ *demo, b *browser) {
+	got := module[string](b, "/js/tables.js", `({ stateOf }) => [
+		{ ready: true, open: 3 }, { ready: true, ejected: { why: "resets" } }, { ready: true, ejected: { why: "failed attempts", tried: true } },
+		{ ready: true, share: 0.35, full: true }, { ready: false, full: true }, { terminating: true, serving: true, full: true },
+	].map((e) => stateOf({ endpoint: "10.9.0.1:80", ...e })).join("; ")`)
+	if want := "ready; ejected after resets; tried again after failed attempts; starts slowly, 35 %, full; not ready; terminating, serving"; got != want {
+		t.Errorf("the table says %s; want %s", got, want)
 	}
 }
 

@@ -173,7 +173,8 @@ export function model(open) {
 function stateOf(e) {
   if (drained(e)) return "drained";
   if (e.terminating) return "terminating";
-  return e.ready ? "" : "not ready";
+  if (!e.ready) return "not ready";
+  return e.ejected ? "ejected" : e.full ? "full" : e.share ? "starts slowly" : "";
 }
 
 /** How bad the failures of sums are: 0 none, 1 few, or such as no client has noticed, 2 some, 3 most. */

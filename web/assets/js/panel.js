@@ -62,6 +62,9 @@ function ofService(s) {
         row("Type", x.type + ", " + x.protocol + " " + x.port + (x.node_port ? ", node port " + x.node_port : "")),
         row("Addresses", x.vips?.length ? el("span", { class: "code" }, x.vips.join("\n")) : "none"),
         row("Policy", "inside " + x.internal_traffic_policy + ", outside " + x.external_traffic_policy),
+        x.algorithm && row("Algorithm", x.algorithm),
+        x.annotations && row("Annotations", Object.entries(x.annotations).map(([name, value]) => name.replace(/^sluice.dev\//, "") + ": " + value).join("\n")),
+        (x.held || x.queued) && row("Waiting", [x.held && count(x.held) + " connections, for an endpoint", x.queued && count(x.queued) + " connections, at a limit"].filter(Boolean).join("\n")),
         x.affinity_seconds && row("Affinity", "a client stays with its endpoint for " + time(x.affinity_seconds * 1e6)),
         row("Since the start", count(x.totals.opened) + " connections, " + count(x.totals.retried) + " retried"),
       ]) : el("p", { class: "empty" }, store.servicesKnown ? "It is not there, or the filter hides it." : "Asking…"));

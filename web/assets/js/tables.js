@@ -69,11 +69,21 @@ export function servicesView() {
     .filter((x) => !store.partial || x.r));
 }
 
+/** What keeps new connections off an endpoint, or has it get fewer of them. */
+function standing(e) {
+  const words = [];
+  if (e.ejected) words.push((e.ejected.tried ? "tried again after " : "ejected after ") + e.ejected.why);
+  if (e.share) words.push("starts slowly, " + Math.round(100 * e.share) + " %");
+  if (e.full) words.push("full");
+  return words.join(", ");
+}
+
 /** What is said about the state of an endpoint. */
 export function stateOf(e) {
   if (drained(e)) return "drained";
   if (e.terminating) return e.serving ? "terminating, serving" : "terminating";
-  return e.ready ? "ready" : "not ready";
+  if (!e.ready) return "not ready";
+  return standing(e) || "ready";
 }
 
 export function endpointsView() {
@@ -98,8 +108,10 @@ export function endpointsView() {
     for (const s of store.services) {
       for (const e of s.endpoints) {
         const x = all.get(e.endpoint);
-        if (x) x.services++;
-        else all.set(e.endpoint, { e, key: e.endpoint, services: 1, r: store.byEndpoint.get(e.endpoint) });
+        if (x) {
+          x.services++;
+          if (stateOf(x.e) === "ready") x.e = e; // the least good one shows
+        } else all.set(e.endpoint, { e, key: e.endpoint, services: 1, r: store.byEndpoint.get(e.endpoint) });
       }
     }
     return [...all.values()].filter((x) => !store.partial || x.r);

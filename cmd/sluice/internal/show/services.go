@@ -13,7 +13,7 @@ import (
 
 // Services writes a table of service ports.
 func Services(out io.Writer, all []api.Service) error {
-	t := NewTable(out, "SERVICE", "PROTOCOL", "TYPE", "PORT", "NODE PORT", "ADDRESSES", "READY", "OPEN", "OPENED", "FAILED")
+	t := NewTable(out, "SERVICE", "PROTOCOL", "TYPE", "PORT", "NODE PORT", "ADDRESSES", "READY", "OPEN", "WAITING", "OPENED", "FAILED")
 	for i := range all {
 		s := &all[i]
 		ready, failed := 0, uint64(0)
@@ -34,7 +34,8 @@ func Services(out io.Writer, all []api.Service) error {
 			addresses = append(addresses, printable.Name(a))
 		}
 		err := t.Row(dash(s.Service), dash(s.Protocol), dash(s.Type), strconv.Itoa(int(s.Port)), dash(nodePort), cmp.Or(strings.Join(addresses, ","), "-"),
-			fmt.Sprintf("%d/%d", ready, len(s.Endpoints)), strconv.FormatInt(s.Totals.Open, 10), strconv.FormatUint(s.Totals.Opened, 10), strconv.FormatUint(failed, 10))
+			fmt.Sprintf("%d/%d", ready, len(s.Endpoints)), strconv.FormatInt(s.Totals.Open, 10), strconv.Itoa(s.Held+s.Queued),
+			strconv.FormatUint(s.Totals.Opened, 10), strconv.FormatUint(failed, 10))
 		if err != nil {
 			return err
 		}
@@ -62,11 +63,14 @@ func Endpoints(out io.Writer, all []Endpoint) error {
 	return t.Flush()
 }
 
-// state names the conditions of an endpoint.
+// state names the conditions of an endpoint, and what keeps connections off it.
 func state(e *api.Endpoint) string {
+	words := e.Words()
 	switch {
 	case e.Endpoint == "":
 		return "no endpoint"
+	case e.Ready && words != "":
+		return "ready, " + words
 	case e.Ready:
 		return "ready"
 	case e.Terminating && e.Serving:
