@@ -28,6 +28,9 @@ func (w *worker) begun(e *bpf.KernelEvent, data []byte) {
 	if s := f.state(); s != bpf.KernelStateASKING && s != bpf.KernelStateMOVING {
 		return
 	}
+	if len(data) == 0 {
+		return // a datagram in fragments, with GSO, or a long one: it went out, and is not sent again
+	}
 	p, ok := parseFrame(data, int(e.Header))
 	if !ok || !p.complete() {
 		w.server.stats.damaged.Add(1)

@@ -63,7 +63,7 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	else if (role == TO_ENDPOINT && unlikely(p->flags & LATER))
 		skb->tc_index = JUDGED;
 	else if (role == TO_ENDPOINT)
-		skb->tc_index = (f->seen & PASSED) || p->fragment ? TRANSLATED : NOTED;
+		skb->tc_index = (f->seen & PASSED) || p->fragment == LATER_FRAGMENT ? TRANSLATED : NOTED;
 	return TCX_NEXT;
 }
 
@@ -83,9 +83,9 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *p, 
 // may_begin says whether a packet may be the first of a flow.
 static __always_inline int may_begin(struct __sk_buff *skb, const struct packet *p)
 {
-	if (p->fragment || is_segmented(skb))
-		return 0;
-	return p->tuple.protocol == IPPROTO_UDP || is_opening(p);
+	if (p->tuple.protocol == IPPROTO_UDP)
+		return p->fragment != LATER_FRAGMENT;
+	return !p->fragment && !is_segmented(skb) && is_opening(p);
 }
 
 // begin_direct handles a packet that may be for the endpoint of a flow, from the flow's port.
@@ -158,12 +158,8 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
 	if (!s)
 		return begin_direct(skb, p);
-	if (!may_begin(skb, p)) {
-		count(PASSED_SHAPE);
-		note_relayed(p);
-		return TCX_NEXT;
-	}
-	if (s->list) {
+	int first = may_begin(skb, p);
+	if (first && s->list) {
 		__u32 index = decide(skb, p, s, before);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
@@ -174,6 +170,11 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 		struct flow *f = index ? flow_of(index) : NULL;
 		if (f)
 			return to_endpoint(skb, p, f, index);
+	}
+	if (!first || !is_single(skb, p)) {
+		count(PASSED_SHAPE);
+		note_relayed(p);
+		return TCX_NEXT;
 	}
 	int relay = ask(skb, p, s->service, before);
 	if (!relay)

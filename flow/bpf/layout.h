@@ -221,7 +221,7 @@ enum event_kind {
 	EVENT_COLLISION, // the client has, or may have, a connection of its own with the same tuple
 	EVENT_CLOSED,
 	EVENT_UNREACHABLE, // an endpoint that had answered has closed its UDP port
-	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows
+	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows if userspace could put it back
 	EVENT_UNUSED, // an index that was taken in vain
 	EVENT_UNANSWERED, // UDP: a datagram to an endpoint that has not answered yet; it follows
 	EVENT_DIRECT, // a flow with OPTION_DIRECT has begun

@@ -75,11 +75,11 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	if !p.isUDP() {
 		l.begun++
 	}
-	if len(s.frame) > longestUpcall {
-		m.untold++
-	} else {
-		m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_BEGUN, flow: uint32(index), service: service, generation: f.generation, packet: string(s.frame)})
+	begun := modelEvent{kind: KernelEventKindEVENT_BEGUN, flow: uint32(index), generation: f.generation}
+	if p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
+		begun.service, begun.packet = service, string(s.frame)
 	}
+	m.events = append(m.events, begun)
 	m.fromClient(s, p, f, index)
 	return f
 }

@@ -320,7 +320,8 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 		return m.beginDirect(s, p)
 	}
 	l := m.loads[id]
-	first := p.fragment == wholePacket && !s.gso && (p.isUDP() || p.opens())
+	single := p.fragment == wholePacket && !s.gso
+	first := p.isUDP() && p.fragment != laterFragment || single && p.opens()
 	if t := m.tables[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; t != nil && first {
 		if f := m.decide(s, p, id, t, int(before)); f != nil {
 			p.rewrite(s, f.tuple(KernelRoleTO_ENDPOINT))
@@ -328,7 +329,7 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 		}
 	}
 	defer m.tellUnused(s)
-	if first && m.alive && l.asked-l.decided < m.mostUndecided && !m.relayed[p.tuple] && !m.sessions[p.tuple] &&
+	if first && single && m.alive && l.asked-l.decided < m.mostUndecided && !m.relayed[p.tuple] && !m.sessions[p.tuple] &&
 		(p.isUDP() || l.begun-l.confirmed < m.mostUnconfirmed) && len(s.frame) <= longestUpcall {
 		l.asked++
 		m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_ASK, flow: before, service: id, packet: string(s.frame)})

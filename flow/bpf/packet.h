@@ -182,6 +182,12 @@ static __always_inline int is_segmented(const struct __sk_buff *skb)
 	return skb->gso_size || skb->gso_segs > 1;
 }
 
+// is_single says whether a packet is neither a part of one nor several: userspace can put it back.
+static __always_inline int is_single(const struct __sk_buff *skb, const struct packet *p)
+{
+	return !p->fragment && !is_segmented(skb);
+}
+
 // parse reads the headers. It returns -1 for a packet that is not for us to look at.
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {

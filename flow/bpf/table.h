@@ -197,7 +197,8 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	__sync_fetch_and_add(&l->opened, 1);
 	if (f->protocol == IPPROTO_TCP)
 		__sync_fetch_and_add(&l->begun, 1);
-	if (hand_up(&notices, skb, index, s->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP))
+	if (is_single(skb, p) && skb->len <= LARGE ? hand_up(&notices, skb, index, s->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP)
+						   : tell(&notices, skb, f, index, EVENT_BEGUN, 0, BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&c->untold, 1);
 	count(COUNT_DECIDED);
 	return index;
