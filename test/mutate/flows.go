@@ -3,6 +3,11 @@ package main
 // flows are mistakes in the BPF programs of kernel flows.
 var flows = []mutation{
 	{
+		name: "flow-shapes-relayed", what: "UDP sessions that begin with GSO or a fragment are relayed",
+		file: "flow/bpf/flow.bpf.c", old: "return p->fragment != LATER_FRAGMENT;", new: "return is_single(skb, p);",
+		pkg: "flow", test: "TestFirstDatagramsOfEachShape",
+	},
+	{
 		name: "flow-ports-unsummed", what: "the checksum does not follow translated ports",
 		file: "flow/bpf/translate.h", old: "bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new))", new: "0",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
