@@ -107,7 +107,7 @@ func (b *block) add(r *Record) {
 		d = appendAddrPort(d, a)
 	}
 	for _, n := range [...]uint64{
-		r.ID, b.portNumber(r.Port), b.endpointNumber(r.Endpoint), uint64(r.Duration), uint64(r.ConnectTime), uint64(r.FirstByte),
+		r.ID, b.portNumber(r.Port), b.endpointNumber(r.Endpoint), uint64(r.Duration), uint64(r.WaitTime()), uint64(r.ConnectTime), uint64(r.FirstByte),
 		r.BytesFromClient, r.BytesFromEndpoint, r.DatagramsFromClient, r.DatagramsFromEndpoint,
 		uint64(r.Attempts), uint64(r.StreamsFromClient), uint64(r.StreamsToClient), uint64(len(r.Failed)),
 	} {
@@ -235,7 +235,11 @@ func (d *decoder) record(r *Record, node string) {
 		r.self = &self{name: node, via: via}
 	}
 	r.ID, r.Port, r.Endpoint = d.number(), d.port(), d.endpoint()
-	r.Duration, r.ConnectTime, r.FirstByte = int64(d.number()), int64(d.number()), int64(d.number())
+	r.Duration = int64(d.number())
+	if waited := int64(d.number()); waited > 0 {
+		r.setWaited(waited)
+	}
+	r.ConnectTime, r.FirstByte = int64(d.number()), int64(d.number())
 	r.BytesFromClient, r.BytesFromEndpoint = d.number(), d.number()
 	r.DatagramsFromClient, r.DatagramsFromEndpoint = d.number(), d.number()
 	r.Attempts, r.StreamsFromClient, r.StreamsToClient = uint16(d.number()), uint16(d.number()), uint16(d.number())

@@ -91,6 +91,10 @@ func (c *consoleEncoder) encode(r *Record) {
 		text(" | affinity ", r.Affinity.String())
 	}
 	text(" | ")
+	if waited := r.WaitTime(); waited > 0 {
+		duration("waited ", waited)
+		text(", ")
+	}
 	if r.Connected {
 		duration("connect ", r.ConnectTime)
 		text(", ")

@@ -52,7 +52,7 @@ func examples() []Record {
 		{
 			ID: 4, Wall: wall + 51*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.8:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
-			Port: portHTTP, Duration: 20000, End: NoEndpoints,
+			Port: portHTTP, self: &self{waited: 15000}, Duration: 20000, End: NoEndpoints,
 		},
 		{
 			ID: 5, Wall: wall + 60*ms, Protocol: service.UDP,
@@ -163,16 +163,16 @@ func fieldsOf(t *testing.T, r *Record) (written []string) {
 // others.
 func TestDocumentedFields(t *testing.T) {
 	documented := documentedIn(t, "## Fields of the JSON form")
-	// The second example has all of them, but for the node as client, a load balancer, and
+	// The second example has all of them, but for the node as client, a load balancer, a wait and
 	// those of another protocol. One that is open has an event, and no end.
 	example := examples()[1]
-	example.self, example.Protocol = &self{name: "node-a", via: example.VIP}, service.UDP
+	example.self, example.Protocol = &self{name: "node-a", via: example.VIP, waited: 1000}, service.UDP
 	ended := fieldsOf(t, &example)
 	example.Event = Opened
 	opened := fieldsOf(t, &example)
 	written := append(opened, "end")
 	example = examples()[1]
-	example.self, example.Protocol = &self{name: "node-a", via: example.VIP}, service.SCTP
+	example.self, example.Protocol = &self{name: "node-a", via: example.VIP, waited: 1000}, service.SCTP
 	for _, f := range fieldsOf(t, &example) {
 		if !slices.Contains(written, f) {
 			written = slices.Insert(written, len(written)-1, f)
@@ -236,6 +236,7 @@ func TestJSONTypes(t *testing.T) {
 			Attempts          int       `json:"attempts"`
 			Client, VIP       netip.AddrPort
 			Endpoint          *netip.AddrPort
+			WaitedUS          *int64 `json:"waited_us"`
 			ConnectUS         *int64 `json:"connect_us"`
 			FirstByteUS       *int64 `json:"first_byte_us"`
 			DurationUS        int64  `json:"duration_us"`
@@ -255,7 +256,7 @@ func TestJSONTypes(t *testing.T) {
 		want := examples()[r.ID-1]
 		if r.Time.UnixNano() != want.Wall/1000*1000 || r.Client != want.Client || r.End != want.End.String() ||
 			r.Attempts != int(want.Attempts) || len(r.FailedAttempts) != len(want.Failed) ||
-			(r.ConnectUS != nil) != want.Connected || r.BytesFromEndpoint != want.BytesFromEndpoint ||
+			(r.ConnectUS != nil) != want.Connected || (r.WaitedUS != nil) != (want.WaitTime() > 0) || r.BytesFromEndpoint != want.BytesFromEndpoint ||
 			r.DurationUS != want.Duration/1000 || (r.Endpoint != nil) != (want.Endpoint != nil) {
 			t.Errorf("%s is not %+v", line, want)
 		}

@@ -22,7 +22,7 @@ type Moved struct {
 	Endpoint *MovedEndpoint `json:",omitempty"`
 	Failed   []MovedAttempt `json:",omitempty"`
 
-	ConnectTime, FirstByte, Announced int64
+	Waited, ConnectTime, FirstByte, Announced int64
 
 	BytesFromClient, BytesFromEndpoint         uint64 // all of them are counted
 	DatagramsFromClient, DatagramsFromEndpoint uint64 `json:",omitempty"`
@@ -95,8 +95,8 @@ func (r *Record) Moved(now int64) Moved {
 	r.refresh()
 	m := Moved{
 		Age: now - r.Start, Wall: r.Wall, Client: r.Client, VIP: r.VIP, Via: r.Via(), Local: r.SourceAddr, Port: r.Port.Name,
-		Endpoint:    moveEndpoint(r.Endpoint),
-		ConnectTime: r.ConnectTime, FirstByte: r.FirstByte, Announced: r.attemptStart - r.Start,
+		Endpoint: moveEndpoint(r.Endpoint),
+		Waited:   r.WaitTime(), ConnectTime: r.ConnectTime, FirstByte: r.FirstByte, Announced: r.attemptStart - r.Start,
 		BytesFromClient: r.BytesFromClient, BytesFromEndpoint: r.BytesFromEndpoint,
 		DatagramsFromClient: r.DatagramsFromClient, DatagramsFromEndpoint: r.DatagramsFromEndpoint,
 		Attempts: r.Attempts, Protocol: r.Protocol, Kind: r.Kind, Source: r.Source, Affinity: r.Affinity,
@@ -131,6 +131,9 @@ func (s *Shard) Join(r *Record, m *Moved, port *service.Port, now int64) {
 	r.self = s.table.selfAt(r.Client.Addr())
 	if m.Via.IsValid() {
 		r.NamedBy(m.Via, m.Client)
+	}
+	if m.Waited > 0 {
+		r.setWaited(m.Waited)
 	}
 	r.insertBefore(&s.list)
 	s.count++

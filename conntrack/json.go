@@ -76,6 +76,9 @@ func (j *JSONEncoder) Encode(r *Record) {
 	if len(r.Failed) > 0 {
 		b = appendFailed(b, r.Failed)
 	}
+	if waited := r.WaitTime(); waited > 0 {
+		b = appendMicroseconds(b, "waited_us", waited)
+	}
 	if r.Connected {
 		b = appendMicroseconds(b, "connect_us", r.ConnectTime)
 	}

@@ -28,8 +28,8 @@ type Record struct {
 
 	Client netip.AddrPort
 	VIP    netip.AddrPort // the client's destination
-	// self is the node, if it is the client, and the load balancer that names the client.
-	// Open sets it.
+	// self is the node, if it is the client, the load balancer that names the client, and how
+	// long the connection has waited; nil for most. Open sets it.
 	self *self
 
 	// Port is the service port; nil if it is unknown.
@@ -101,6 +101,38 @@ type Record struct {
 	state recordState
 }
 
+// BeginWait notes that the connection waits before it is dialled: for a PROXY header, for an
+// endpoint or for a place.
+func (r *Record) BeginWait(now int64) { r.setWaited(r.waited() - (now - r.Start)) }
+
+// EndWait ends what BeginWait began.
+func (r *Record) EndWait(now int64) { r.setWaited(r.waited() + (now - r.Start)) }
+
+// setWaited replaces self, as copies of the record share it.
+func (r *Record) setWaited(ns int64) {
+	s := &self{waited: ns}
+	if r.self != nil {
+		s.name, s.via = r.self.name, r.self.via
+	}
+	r.self = s
+}
+
+func (r *Record) waited() int64 {
+	if r.self == nil {
+		return 0
+	}
+	return r.self.waited
+}
+
+// WaitTime returns how long the connection has waited before it was dialled, in ns. That of
+// a copy includes a wait that lasts.
+func (r *Record) WaitTime() int64 {
+	if w := r.waited(); w >= 0 {
+		return w
+	}
+	return max(r.waited()+r.Duration, 0)
+}
+
 // ClientNode returns this node's name if the client is the node itself, else "".
 func (r *Record) ClientNode() string {
 	if r.self == nil {
@@ -120,7 +152,7 @@ func (r *Record) Via() netip.AddrPort {
 
 // NamedBy notes that the open connection's peer is a load balancer, which names the client.
 func (r *Record) NamedBy(via, client netip.AddrPort) {
-	named := &self{via: via}
+	named := &self{via: via, waited: r.waited()}
 	if own := r.shard.table.selfAt(client.Addr()); own != nil {
 		named.name = own.name
 	}

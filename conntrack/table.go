@@ -83,11 +83,13 @@ type Table struct {
 	self   atomic.Pointer[self]
 }
 
-// self is the node, as a client. A client that a load balancer names has one of its own.
+// self is the node, as a client. A client that a load balancer names has one of its own, as
+// has a connection that waited.
 type self struct {
 	name      string // "" if the client is another one
 	addresses map[netip.Addr]struct{}
 	via       netip.AddrPort // the load balancer, or invalid
+	waited    int64          // what WaitTime returns; during a wait, less the age at its beginning
 }
 
 // SetNode says which addresses are the node's own: connections that are opened from them

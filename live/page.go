@@ -31,6 +31,7 @@ var orders = map[string]func(a, b *conntrack.Record) int{
 	"bytes":               byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromClient + r.BytesFromEndpoint) }),
 	"bytes_from_client":   byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromClient) }),
 	"bytes_from_endpoint": byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromEndpoint) }),
+	"waited":              byNumber((*conntrack.Record).WaitTime),
 	"connect":             byNumber(func(r *conntrack.Record) int64 { return r.ConnectTime }),
 	"first_byte":          byNumber(func(r *conntrack.Record) int64 { return r.FirstByte }),
 	"client":              func(a, b *conntrack.Record) int { return a.Client.Compare(b.Client) },

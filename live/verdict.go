@@ -47,6 +47,9 @@ func judgeAttempts(r *conntrack.Record) api.Verdict {
 }
 
 func judgeConnecting(r *conntrack.Record) api.Verdict {
+	if r.Attempts == 0 && r.WaitTime() > 0 {
+		return verdict("node", "the connection has waited %s for a PROXY header, an endpoint or a place", lasts(r.WaitTime()))
+	}
 	if int(r.Attempts) > len(r.Failed) && len(r.Failed) == 0 {
 		return verdict("pod_network", "the endpoint has not answered the handshake for %s", lasts(r.Duration))
 	}
@@ -84,11 +87,14 @@ func judgeFirst(r *conntrack.Record) api.Verdict {
 	if r.FirstByte == 0 {
 		return verdict("nobody", "the endpoint has sent nothing")
 	}
-	connect, answer := r.ConnectTime, r.FirstByte-r.ConnectTime
+	waited, answer := r.WaitTime(), r.FirstByte-r.ConnectTime
+	connect := r.ConnectTime - waited
 	why := fmt.Sprintf("the first byte came %s after the handshake, which took %s", lasts(answer), lasts(connect))
 	switch {
 	case r.FirstByte < r.Duration/2:
 		return verdict("nobody", "%s; the rest of %s is what both sides sent", why, lasts(r.Duration-r.FirstByte))
+	case waited > max(connect, answer):
+		return verdict("node", "the connection waited %s before it was dialled; %s", lasts(waited), why)
 	case len(r.Failed) > 0 && connect > answer:
 		return verdict("pod_network", "%s with %d failed attempts", why, len(r.Failed))
 	case connect > answer/2:

@@ -33,6 +33,7 @@ func (c *conn) await(what awaited, until int64) bool {
 		return false
 	}
 	c.awaits = what
+	c.record.BeginWait(poll.Nanotime())
 	c.worker.loop.Schedule(&c.timer, until, c)
 	return true
 }
@@ -40,6 +41,7 @@ func (c *conn) await(what awaited, until int64) bool {
 // endWait ends await.
 func (c *conn) endWait() {
 	c.awaits = nothing
+	c.record.EndWait(poll.Nanotime())
 	c.worker.loop.Cancel(&c.timer)
 	c.worker.loop.Remove(c.endpoint)
 	c.endpoint = poll.Registration{}

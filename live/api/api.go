@@ -91,6 +91,7 @@ type Connection struct {
 	Attempts   int       `json:"attempts"`
 	Failed     []Attempt `json:"failed_attempts,omitempty"`
 	// Times in microseconds since Time; nil before they are known.
+	WaitedUS    *int64 `json:"waited_us,omitempty"`
 	ConnectUS   *int64 `json:"connect_us,omitempty"`
 	FirstByteUS *int64 `json:"first_byte_us,omitempty"`
 	DurationUS  int64  `json:"duration_us"`

@@ -95,6 +95,7 @@ var numberFields = []field{
 	number("bytes_from_client", "bytes from the client", "1MB..1GB", parseSize, func(r *conntrack.Record) (int64, bool) { return int64(r.BytesFromClient), true }),
 	number("bytes_from_endpoint", "bytes from the endpoint", "1MB..1GB", parseSize, func(r *conntrack.Record) (int64, bool) { return int64(r.BytesFromEndpoint), true }),
 	number("duration", "time from the start to the end, or to now", "1s..1m", parseTime, func(r *conntrack.Record) (int64, bool) { return r.Duration, true }),
+	number("waited", "time before the first attempt, for a PROXY header, an endpoint or a place", "100ms..5s", parseTime, func(r *conntrack.Record) (int64, bool) { return r.WaitTime(), r.WaitTime() > 0 }),
 	number("connect", "time until an endpoint answered", "100ms..5s", parseTime, func(r *conntrack.Record) (int64, bool) { return r.ConnectTime, r.Connected }),
 	number("first_byte", "time until the endpoint's first byte", "1s..1m", parseTime, func(r *conntrack.Record) (int64, bool) { return r.FirstByte, r.FirstByte > 0 }),
 	transport("idle", "time since the last bytes of either side, of an open connection", "5m..1h", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Idle, true }),

@@ -73,8 +73,13 @@ func TestHeldConnections(t *testing.T) {
 					if r.End != "no_endpoints" || r.Attempts != 0 {
 						t.Errorf("a client that no endpoint came for: end %s, %d attempts", r.End, r.Attempts)
 					}
+					if us := time.Second.Microseconds(); r.WaitedUS < us/2 || r.WaitedUS > r.DurationUS {
+						t.Errorf("a client that is held for 1s and lasts %d us waited %d us", r.DurationUS, r.WaitedUS)
+					}
 				case r.Path != "relay" || r.Attempts < 1 || !slices.Contains([]string{"client_fin", "endpoint_fin"}, r.End):
 					t.Errorf("a held client: path %s, %d attempts, end %s", r.Path, r.Attempts, r.End)
+				case r.ConnectUS == nil || r.WaitedUS <= 0 || r.WaitedUS >= *r.ConnectUS:
+					t.Errorf("a held client waited %d us; its record has %+v", r.WaitedUS, r)
 				default:
 					held++
 				}

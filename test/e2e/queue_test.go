@@ -91,8 +91,8 @@ func TestLimitsAndQueue(t *testing.T) {
 				if r.Path != "relay" {
 					t.Errorf("a connection to %s: the path is %s", r.Service, r.Path)
 				}
-				if r.End == "limit" && (r.Attempts != 0 || r.DurationUS < 100_000) {
-					t.Errorf("reset at the limit after %d us and %d attempts", r.DurationUS, r.Attempts)
+				if r.End == "limit" && (r.Attempts != 0 || r.DurationUS < 100_000 || r.WaitedUS < 50_000 || r.WaitedUS > r.DurationUS) {
+					t.Errorf("reset at the limit after %d us, a wait of %d us and %d attempts", r.DurationUS, r.WaitedUS, r.Attempts)
 				}
 				ends[r.Service+" "+r.End]++
 			}

@@ -40,6 +40,7 @@ type record struct {
 		Error    string         `json:"error"`
 		US       int64          `json:"us"`
 	} `json:"failed_attempts"`
+	WaitedUS    int64  `json:"waited_us"`
 	ConnectUS   *int64 `json:"connect_us"`
 	FirstByteUS *int64 `json:"first_byte_us"`
 	DurationUS  int64  `json:"duration_us"`

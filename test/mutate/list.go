@@ -62,6 +62,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
 	},
 	{
+		name: "unrecorded-wait", what: "records do not say how long a connection waited for an endpoint",
+		file: "conntrack/record.go", old: "r.setWaited(r.waited() + (now - r.Start))", new: "r.setWaited(0)",
+		pkg: "test/e2e", test: "TestHeldConnections/relay",
+	},
+	{
 		name: "no-slow-start", what: "a new endpoint has its full share at once",
 		file: "balancer/slowstart.go", old: "\t\t\t\tsince = now\n", new: "\t\t\t\tsince = 0\n",
 		pkg: "test/e2e", test: "TestSlowStart/relay",

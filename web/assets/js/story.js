@@ -79,7 +79,7 @@ export function story(selection) {
   }
 
   function times() {
-    const all = [["accepted", 0], ["an endpoint answered", c.connect_us], ["first byte of the endpoint", c.first_byte_us], [c.end ? ending(c.end) : gone ? "ended" : "now", c.duration_us]].filter(([, v]) => v !== undefined);
+    const all = [["accepted", 0], ["the wait for an endpoint or a place ended", c.connect_us === undefined ? undefined : c.waited_us], ["an endpoint answered", c.connect_us], ["first byte of the endpoint", c.first_byte_us], [c.end ? ending(c.end) : gone ? "ended" : "now", c.duration_us]].filter(([, v]) => v !== undefined);
     return el("section", {}, el("h3", {}, "Times"), el("ol", { class: "times" }, all.map(([k, v], i) => el("li", {}, el("span", { class: "took" }, i === 0 ? clock(c.time, true) : "+ " + time(v)), el("span", {}, k)))));
   }
 

@@ -59,6 +59,9 @@ func Line(c *api.Connection) string {
 		add(" | affinity ", c.Affinity)
 	}
 	b.WriteString(" | ")
+	if c.WaitedUS != nil {
+		fmt.Fprintf(&b, "waited %s, ", us(*c.WaitedUS))
+	}
 	if c.ConnectUS != nil {
 		fmt.Fprintf(&b, "connect %s, ", us(*c.ConnectUS))
 	}

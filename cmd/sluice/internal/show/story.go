@@ -34,6 +34,9 @@ func Story(out io.Writer, c *api.Connection) error {
 	if c.ConnectUS != nil || len(c.Failed) < c.Attempts {
 		line("endpoint", "%s %s on %s %s", c.Endpoint, c.Pod, cmp.Or(c.Node, "an unknown node"), c.Zone)
 	}
+	if c.WaitedUS != nil {
+		line("waited", "%s before it was dialled", us(*c.WaitedUS))
+	}
 	line("times", "connect %s, first byte %s", known(c.ConnectUS), known(c.FirstByteUS))
 	line("bytes", "%s from the client, %s from the endpoint", amount.Bytes(c.BytesFromClient), amount.Bytes(c.BytesFromEndpoint))
 	if c.IdleUS != nil {
