@@ -42,7 +42,11 @@ func (a *acceptor) accept(share int) {
 			w.pause(a)
 			return
 		}
-		fd, client, errno := sys.Accept(a.socket.fd)
+		accept := sys.AcceptTCP
+		if a.socket.protocol == service.SCTP {
+			accept = sys.Accept
+		}
+		fd, client, errno := accept(a.socket.fd)
 		switch errno {
 		case 0:
 		case sys.EAGAIN, sys.EINVAL:

@@ -73,7 +73,6 @@ func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 		return -1, fmt.Errorf("listen %s: socket: %w", addr, e)
 	}
 	Disown(fd) // for ListenInPlaceOf; without the right to that, the others of this user can join
-	fixReceiveBuffer(fd, ReceiveBuffer)
 	v6 := fam == unix.AF_INET6
 	what, e := setAll([]setting{
 		{true, "SO_REUSEADDR", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }},
@@ -97,6 +96,17 @@ func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 		return -1, fmt.Errorf("listen %s: %s: %w", addr, what, e)
 	}
 	return fd, nil
+}
+
+// AcceptTCP is Accept on a socket of ListenTCP. The connection's receive buffer is
+// ReceiveBuffer, for the reasons that ConnectTCP has; the listening socket's would bound the
+// scale of the window as well. By itself, the kernel opens no larger window than that before
+// somebody reads.
+func AcceptTCP(listener int) (fd int, client netip.AddrPort, e Errno) {
+	if fd, client, e = Accept(listener); e == 0 {
+		fixReceiveBuffer(fd, ReceiveBuffer)
+	}
+	return fd, client, e
 }
 
 func startListening(fd, backlog int) Errno {

@@ -52,7 +52,7 @@ func connected(t testing.TB, listener int, addr netip.AddrPort) (a, b int) {
 	t.Cleanup(func() { Close(a) })
 	until(t, a, unix.POLLOUT)
 	until(t, listener, unix.POLLIN)
-	b, from, e := Accept(listener)
+	b, from, e := AcceptTCP(listener)
 	if e != 0 {
 		t.Fatal(e)
 	}
@@ -399,6 +399,17 @@ func TestNoAllocation(t *testing.T) {
 func TestGrownReceiveBufferOpensTheWindow(t *testing.T) {
 	l, addr := listen(t, "127.0.0.1", ListenOptions{})
 	a, b := connected(t, l, addr)
+	t.Run("connected", func(t *testing.T) { testWindowOpens(t, a, b) })
+	a, b = connected(t, l, addr)
+	t.Run("accepted", func(t *testing.T) { testWindowOpens(t, b, a) })
+}
+
+// testWindowOpens: a begins with the small receive buffer. Once that has grown, its peer b sees a
+// larger window.
+func testWindowOpens(t *testing.T, a, b int) {
+	if n := option(t, a, unix.SOL_SOCKET, unix.SO_RCVBUF); n > ReceiveBuffer {
+		t.Errorf("its receive buffer has %d bytes", n)
+	}
 	GrowReceiveBuffer(a, 2<<20)
 	if option(t, a, unix.SOL_SOCKET, unix.SO_RCVBUF) < 2<<20 {
 		t.Skip("SKIP-NEEDS: CAP_NET_ADMIN, or a larger net.core.rmem_max")

@@ -237,6 +237,11 @@ var promises = []mutation{
 		pkg: "internal/sys", test: "TestGrownReceiveBufferOpensTheWindow",
 	},
 	{
+		name: "window-scale-small-accepted", what: "a client sends no more than 512 KiB in a round trip",
+		file: "internal/sys/tcp.go", old: "\tv6 := fam == unix.AF_INET6\n\twhat, e := setAll", new: "\tfixReceiveBuffer(fd, ReceiveBuffer)\n\tv6 := fam == unix.AF_INET6\n\twhat, e := setAll",
+		pkg: "internal/sys", test: "TestGrownReceiveBufferOpensTheWindow",
+	},
+	{
 		name: "answers-cut", what: "answers of more than 8 KiB lose their end",
 		file: "datagram/forward.go", old: "p := w.downIn.Data(i)\n", new: "p := w.downIn.Data(i)\n\t\tp = p[:min(len(p), 8<<10)]\n",
 		pkg: "test/e2e", test: "TestPromise3_DatagramsKeepTheirBoundariesAndSizes/sklookup-nftables",
