@@ -50,6 +50,7 @@ func TestClientComesBackWithItsPort(t *testing.T) {
 		{"the endpoint is silent, and one of two", false, func(n *node) { n.silence(0); n.serve(0, 1) }, "b2:8080"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			forDeciders(t, func(t *testing.T, by func(*Options)) {
 				lab := netns.NewLab(t, 2)
 				for _, b := range lab.Backends {
