@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -134,4 +135,22 @@ func (n *Namespace) Sysctl(key string) (string, error) {
 		return err
 	})
 	return value, err
+}
+
+// Dropped returns how many packets the kernel has dropped, in all namespaces, because too many
+// waited for a CPU (net.core.netdev_max_backlog).
+func Dropped(t testing.TB) (n uint64) {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(stat)) {
+		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += dropped
+	}
+	return n
 }
