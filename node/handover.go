@@ -33,6 +33,35 @@ func (p *Proxy) openOffer() {
 	}
 }
 
+// signalPatience bounds how long a signal to end waits for a take-over.
+const signalPatience = 30 * time.Second
+
+// untilHandedOver returns a context that ends with ctx, but not while another process takes
+// over: a cluster may end this one as soon as the next one runs. It bounds that time.
+func (p *Proxy) untilHandedOver(ctx context.Context) (context.Context, context.CancelFunc) {
+	until, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-until.Done():
+			return
+		}
+		select {
+		case p.handing <- struct{}{}:
+		default:
+			p.log.Info().Dur("at_most", signalPatience).Msg("another sluice takes over; this one ends afterwards")
+			select {
+			case p.handing <- struct{}{}:
+			case <-until.Done():
+			case <-time.After(signalPatience):
+				p.log.Warn().Msg("the next sluice has not taken over in time; this one ends")
+			}
+		}
+		cancel()
+	}()
+	return until, cancel
+}
+
 // serveOffer hands over to the first process that can take over.
 func (p *Proxy) serveOffer(ctx context.Context) {
 	stop := context.AfterFunc(ctx, p.offer.Close)
@@ -77,6 +106,12 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 	}
 	if err != nil {
 		return false, err
+	}
+	select {
+	case p.handing <- struct{}{}:
+		defer func() { <-p.handing }()
+	default:
+		return false, nil // this process ends
 	}
 	if other, why := p.refusal(m.Hello); why != nil {
 		p.log.Info().Str("because", why.Error()).Msg("a take-over was refused")

@@ -30,7 +30,7 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 	outer := ctx
 	defer p.rest(outer)
 	defer p.close()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := p.untilHandedOver(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()

@@ -74,6 +74,7 @@ type Proxy struct {
 	successor *handover.Conn      // the process that has taken over; Run's goroutine's, like left
 	left      bool                // another process steers and listens
 	moves     bool                // successor takes open connections
+	handing   chan struct{}       // has a value while another process takes over, and once this one ends
 	replaced  chan *handover.Conn // to a process that waits for the end of this one
 	waiting   *handover.Conn      // the same, once it has ended; Run's goroutine's
 	serveRest func()              // serves what openRest has opened
@@ -139,6 +140,7 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 		reported:   make(map[service.Problem]bool),
 		fatal:      make(chan error, 1),
 		requests:   make(chan func()),
+		handing:    make(chan struct{}, 1),
 		replaced:   make(chan *handover.Conn, 1),
 	}
 	p.verbosity = newLogVerbosity(config.Verbosity)

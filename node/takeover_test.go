@@ -16,6 +16,66 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
+// TestEndWaitsForATakeOver: a signal to end, while another process takes over, counts once that one
+// serves, or is gone.
+func TestEndWaitsForATakeOver(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	root, unmount, err := bpffs.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unmount)
+	c := config(t, webManifest)
+	c.AdminSocket, c.Steering.BPFRoot = Off, root
+	c.TakeOver, c.TakeOverTimeout = true, time.Minute
+	begin := func() *Proxy {
+		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	first := begin()
+	_, stopFirst := run(t, first)
+	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
+	next := begin() // it has said hello
+	firstEnded := make(chan struct{})
+	go func() { defer close(firstEnded); stopFirst() }()
+	for range 50 {
+		if err := askWeb(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, stopNext := run(t, next)
+	for ended := false; !ended; {
+		select {
+		case <-firstEnded:
+			ended = true
+		default:
+		}
+		if err := askWeb(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first.successor == nil || next.applied.Load() == 0 {
+		t.Error("the first process has not handed over")
+	}
+
+	last := begin()
+	nextEnded := make(chan struct{})
+	go func() { defer close(nextEnded); stopNext() }()
+	if err := askWeb(); err != nil {
+		t.Fatal(err)
+	}
+	_ = last.before.conn.Close() // as if it had died
+	<-nextEnded
+	if next.successor != nil {
+		t.Error("a process that is gone has taken over")
+	}
+}
+
 // TestDrainDuringATakeOver: what the running process is told after the next one has begun, and
 // before it serves, holds in the next one: an address that is drained, and one that is taken back.
 func TestDrainDuringATakeOver(t *testing.T) {

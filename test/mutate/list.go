@@ -57,6 +57,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
 	},
 	{
+		name: "signal-ends-a-take-over", what: "a signal to end cuts off the process that takes over",
+		file: "node/loop.go", old: "p.untilHandedOver(ctx)", new: "context.WithCancel(ctx)",
+		pkg: "node", test: "TestEndWaitsForATakeOver",
+	},
+	{
 		name: "held-for-ever", what: "connections that wait for endpoints are not told of the first one",
 		file: "stream/server.go", old: "\ts.wakeHeld()\n", new: "",
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
