@@ -9,6 +9,7 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -56,21 +57,31 @@ func daemonSet(t *testing.T, objects []string) *appsv1.DaemonSet {
 	return nil
 }
 
-// ports says where a DaemonSet's kubelet asks and which ports it declares.
-func ports(set *appsv1.DaemonSet) string {
-	c := set.Spec.Template.Spec.Containers[0]
+// ports says where a DaemonSet's kubelet asks, and which port Prometheus does.
+func ports(t *testing.T, objects []string) string {
+	t.Helper()
+	c := daemonSet(t, objects).Spec.Template.Spec.Containers[0]
 	text := fmt.Sprintf("%s:%s", c.LivenessProbe.HTTPGet.Host, c.LivenessProbe.HTTPGet.Port.String())
 	if c.ReadinessProbe.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port || c.ReadinessProbe.HTTPGet.Host != c.LivenessProbe.HTTPGet.Host {
 		text += " and another one"
 	}
-	for _, p := range c.Ports {
-		text += fmt.Sprintf(" %s %d", p.Name, p.ContainerPort)
-		if p.HostPort != p.ContainerPort {
-			text += " and another one"
+	if len(c.Ports) > 0 {
+		t.Errorf("the pods declare ports, which keep the next pod off the node: %v", c.Ports)
+	}
+	for _, object := range objects {
+		policy := &networkingv1.NetworkPolicy{}
+		if strings.Contains(object, "kind: NetworkPolicy\n") {
+			if err := yaml.UnmarshalStrict([]byte(object), policy); err != nil {
+				t.Fatal(err)
+			}
+			text += " metrics " + policy.Spec.Ingress[0].Ports[0].Port.String()
 		}
 	}
 	return text
 }
+
+// policy are values for an object that names the port of the metrics.
+var policy = map[string]any{"networkPolicy": map[string]any{"enabled": true, "from": []any{map[string]any{"namespaceSelector": map[string]any{}}}}}
 
 // With kube-proxy's ConfigMap the program serves where its configuration says,
 // whatever the flags are. So the probes and the ports of the chart follow it, or the
@@ -81,20 +92,20 @@ func TestPortsFollowTheConfigMap(t *testing.T) {
 		config, values string
 		want           string // or a part of the error
 	}{
-		{`healthzBindAddress: ""`, ``, ":10256 healthz 10256 metrics 10249"},
-		{`healthzBindAddress: 0.0.0.0:10356`, ``, ":10356 healthz 10356 metrics 10249"},
-		{`healthzBindAddress: 192.0.2.7`, ``, "192.0.2.7:10256 healthz 10256 metrics 10249"},
-		{`healthzBindAddress: 127.0.0.1:99`, ``, "127.0.0.1:99 healthz 99 metrics 10249"},
-		{`metricsBindAddress: "[::]:10349"`, ``, ":10256 healthz 10256 metrics 10349"},
-		{`bindAddress: "::"`, ``, ":10256 healthz 10256 metrics 10249"},
-		{`healthzBindAddress: 0.0.0.0:10356`, `healthzPort: 10356`, ":10356 healthz 10356 metrics 10249"},
+		{`healthzBindAddress: ""`, ``, ":10256 metrics 10249"},
+		{`healthzBindAddress: 0.0.0.0:10356`, ``, ":10356 metrics 10249"},
+		{`healthzBindAddress: 192.0.2.7`, ``, "192.0.2.7:10256 metrics 10249"},
+		{`healthzBindAddress: 127.0.0.1:99`, ``, "127.0.0.1:99 metrics 10249"},
+		{`metricsBindAddress: "[::]:10349"`, ``, ":10256 metrics 10349"},
+		{`bindAddress: "::"`, ``, ":10256 metrics 10249"},
+		{`healthzBindAddress: 0.0.0.0:10356`, `healthzPort: 10356`, ":10356 metrics 10249"},
 		{`healthzBindAddress: 0.0.0.0:10356`, `healthzPort: 10256`, "nothing would serve it, as healthzBindAddress of ConfigMap kube-proxy says port 10356"},
 		{`metricsBindAddress: ""`, `metricsBindAddress: "0.0.0.0:10249"`, "nothing would serve it, as metricsBindAddress of ConfigMap kube-proxy says 127.0.0.1"},
 		{`a: [`, ``, "config.conf"},
 		{``, `kubeProxyConfigKey: config`, "has no key config"},
 		{``, `kubeProxyConfigMap: other`, "cannot be read here"},
 	} {
-		values := map[string]any{"kubeProxyConfigMap": "kube-proxy"}
+		values := map[string]any{"kubeProxyConfigMap": "kube-proxy", "monitoring": policy}
 		if err := yaml.Unmarshal([]byte(test.values), &values); err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +119,7 @@ func TestPortsFollowTheConfigMap(t *testing.T) {
 			continue
 		}
 		set := daemonSet(t, objects)
-		if got := ports(set); got != test.want {
+		if got := ports(t, objects); got != test.want {
 			t.Errorf("%s, %s: %q, want %q", test.config, test.values, got, test.want)
 		}
 		for _, arg := range set.Spec.Template.Spec.Containers[0].Args {
@@ -127,14 +138,14 @@ func TestPortsFollowTheValues(t *testing.T) {
 		args    string
 		want    string
 	}{
-		{nil, "", "", ":10256 healthz 10256 metrics 10249"},
-		{10266, "127.0.0.1:10269", "--healthz-bind-address=0.0.0.0:10266 --metrics-bind-address=127.0.0.1:10269", ":10266 healthz 10266 metrics 10269"},
-		{nil, "0.0.0.0", "--metrics-bind-address=0.0.0.0", ":10256 healthz 10256 metrics 10249"},
-		{nil, ":10349", "--metrics-bind-address=:10349", ":10256 healthz 10256 metrics 10349"},
-		{nil, "::", "--metrics-bind-address=::", ":10256 healthz 10256 metrics 10249"},
-		{nil, "[::]:1", "--metrics-bind-address=[::]:1", ":10256 healthz 10256 metrics 1"},
+		{nil, "", "", ":10256 metrics 10249"},
+		{10266, "127.0.0.1:10269", "--healthz-bind-address=0.0.0.0:10266 --metrics-bind-address=127.0.0.1:10269", ":10266 metrics 10269"},
+		{nil, "0.0.0.0", "--metrics-bind-address=0.0.0.0", ":10256 metrics 10249"},
+		{nil, ":10349", "--metrics-bind-address=:10349", ":10256 metrics 10349"},
+		{nil, "::", "--metrics-bind-address=::", ":10256 metrics 10249"},
+		{nil, "[::]:1", "--metrics-bind-address=[::]:1", ":10256 metrics 1"},
 	} {
-		objects, err := render(ourName, map[string]any{"healthzPort": test.healthz, "metricsBindAddress": test.metrics})
+		objects, err := render(ourName, map[string]any{"healthzPort": test.healthz, "metricsBindAddress": test.metrics, "monitoring": policy})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +156,7 @@ func TestPortsFollowTheValues(t *testing.T) {
 				args = append(args, arg)
 			}
 		}
-		if got := ports(set); got != test.want || strings.Join(args, " ") != test.args {
+		if got := ports(t, objects); got != test.want || strings.Join(args, " ") != test.args {
 			t.Errorf("%v, %s: %q and %v, want %q and %s", test.healthz, test.metrics, got, args, test.want, test.args)
 		}
 	}

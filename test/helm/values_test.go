@@ -84,9 +84,9 @@ func (l labels) Lookup(name string) (string, bool) { v, ok := l[name]; return v,
 // Two releases on the same nodes share no name, mark, table or port in the kernel.
 func TestReleasesOnTheSameNodes(t *testing.T) {
 	all := samples(t)
-	first, second := daemonSet(t, all["beside"]), daemonSet(t, all["second"])
-	if ports(first) == ports(second) {
-		t.Errorf("both have the ports %s", ports(first))
+	second := daemonSet(t, all["second"])
+	if a, b := ports(t, all["beside"]), ports(t, all["second"]); a == b {
+		t.Errorf("both have the ports %s", a)
 	}
 	args := strings.Join(second.Spec.Template.Spec.Containers[0].Args, " ")
 	help, err := os.ReadFile("../../docs/configuration.md")
@@ -130,9 +130,9 @@ func TestMonitoring(t *testing.T) {
 		documented[h[1]] = true
 	}
 	all := samples(t)
-	for _, test := range []struct{ release, job, runbooks string }{
-		{"monitoring", "kube-proxy", "https://github.com/sluice-proxy/sluice/blob/main/docs/operations.md"},
-		{"ipv6", "ipv6", "https://wiki.example.com/sluice"},
+	for _, test := range []struct{ release, job, port, runbooks string }{
+		{"monitoring", "kube-proxy", "10249", "https://github.com/sluice-proxy/sluice/blob/main/docs/operations.md"},
+		{"ipv6", "ipv6", "10269", "https://wiki.example.com/sluice"},
 	} {
 		set := daemonSet(t, all[test.release])
 		monitors, alerts := 0, 0
@@ -152,8 +152,10 @@ func TestMonitoring(t *testing.T) {
 				if job := pod[monitor.Spec.JobLabel]; job != test.job {
 					t.Errorf("%s: the job is %q, want %q", test.release, job, test.job)
 				}
-				if port := monitor.Spec.PodMetricsEndpoints[0].Port; port == nil || *port != set.Spec.Template.Spec.Containers[0].Ports[1].Name {
-					t.Errorf("%s: the PodMonitor's port is %v", test.release, port)
+				for pod, want := range map[string]string{"10.0.0.1": "10.0.0.1:" + test.port, "fd00::1": "[fd00::1]:" + test.port} {
+					if got := scraped(monitor, pod); got != want {
+						t.Errorf("%s: Prometheus asks %s for a pod with address %s, want %s", test.release, got, pod, want)
+					}
 				}
 			case strings.Contains(text, "kind: PrometheusRule\n"):
 				rule := &monitoringv1.PrometheusRule{}
@@ -181,4 +183,17 @@ func TestMonitoring(t *testing.T) {
 			t.Errorf("%s: %d PodMonitors, %d alerts; docs/operations.md has %d", test.release, monitors, alerts, len(documented))
 		}
 	}
+}
+
+// scraped returns the address that a PodMonitor's relabelings make of a pod's.
+func scraped(m *monitoringv1.PodMonitor, pod string) (address string) {
+	for _, r := range m.Spec.PodMetricsEndpoints[0].RelabelConfigs {
+		if r.TargetLabel != "__address__" {
+			continue
+		}
+		if all := regexp.MustCompile("^(?:" + r.Regex + ")$"); all.MatchString(pod) {
+			address = all.ReplaceAllString(pod, strings.ReplaceAll(*r.Replacement, "$1", "${1}"))
+		}
+	}
+	return address
 }
