@@ -28,7 +28,11 @@ const (
 type Conn struct {
 	unix    *net.UnixConn
 	stopped atomic.Bool // StopTaking was called
+	running Running
 }
+
+// Running returns what the other process, which is the running one, does.
+func (c *Conn) Running() Running { return c.running }
 
 // Close ends the connection. The other process sees that.
 func (c *Conn) Close() error { return c.unix.Close() }

@@ -34,6 +34,7 @@ const (
 type Message struct {
 	Step Step `json:"step"`
 
+	Running *Running     `json:"running,omitempty"` // of the running process's proof
 	Hello   *Hello       `json:"hello,omitempty"`
 	Why     string       `json:"why,omitempty"`
 	Switch  bool         `json:"switch,omitempty"` // of a refusal: StepStop would be followed
@@ -42,6 +43,11 @@ type Message struct {
 	Clients []netip.Addr `json:"clients,omitempty"`
 	Moved   []Moved      `json:"moved,omitempty"`
 	Kept    []int        `json:"kept,omitempty"` // numbers of those of Moved that stay
+}
+
+// Running says what the running process does, before the next one says hello.
+type Running struct {
+	Mode string `json:"mode"` // which the next one may take without a trial; "" if it is to choose
 }
 
 // Hello says who asks, and what it can be given.

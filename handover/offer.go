@@ -20,15 +20,18 @@ func address(proxy string) *net.UnixAddr {
 var ErrNobody = errors.New("it offers no take-over")
 
 // Offer is where the next process asks for a take-over.
-type Offer struct{ listener *net.UnixListener }
+type Offer struct {
+	listener *net.UnixListener
+	running  Running
+}
 
 // Listen makes the offer of a proxy.
-func Listen(proxy string) (*Offer, error) {
+func Listen(proxy string, running Running) (*Offer, error) {
 	l, err := net.ListenUnix(network, address(proxy))
 	if err != nil {
 		return nil, fmt.Errorf("offer to hand over: %w", err)
 	}
-	return &Offer{l}, nil
+	return &Offer{l, running}, nil
 }
 
 // Close ends the offer.
@@ -44,7 +47,7 @@ func (o *Offer) Accept() (*Conn, error) {
 		}
 		c := &Conn{unix: u}
 		if err = c.verify(); err == nil {
-			err = c.prove()
+			err = c.prove(&o.running)
 		}
 		if err == nil {
 			return c, nil
@@ -67,7 +70,7 @@ func Dial(proxy string) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{unix: u}
-	if err = c.prove(); err == nil {
+	if err = c.prove(nil); err == nil {
 		err = c.verify()
 	}
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 // cannot use it for another connection: the name stays taken while the descriptor is open.
 
 // prove sends this process's proof. Without the right for it, the end is sent as it is.
-func (c *Conn) prove() error {
+func (c *Conn) prove(running *Running) error {
 	fd, err := sys.Duplicate(c.unix)
 	if err != nil {
 		return err
 	}
 	defer sys.Close(fd)
 	_ = sys.ForceBuffer(fd) // the other one decides
-	return c.send(&Message{Step: StepProof}, []int{fd})
+	return c.send(&Message{Step: StepProof, Running: running}, []int{fd})
 }
 
 // verify waits for the other process's proof. In a user namespace there is none; then it has to
@@ -45,6 +45,9 @@ func (c *Conn) verify() error {
 	defer closeAll(fds)
 	if err := m.is(StepProof); err != nil {
 		return err
+	}
+	if m.Running != nil {
+		c.running = *m.Running
 	}
 	if len(fds) == 1 && c.isPeer(fds[0]) {
 		if forced, err := sys.HasForcedBuffer(fds[0]); err == nil && forced {

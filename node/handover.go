@@ -23,7 +23,7 @@ const offerPatience = time.Second
 func (p *Proxy) openOffer() {
 	var err error
 	for began := time.Now(); ; time.Sleep(lockPause) {
-		p.offer, err = handover.Listen(p.config.Steering.Table)
+		p.offer, err = handover.Listen(p.config.Steering.Table, handover.Running{Mode: p.mode})
 		if err == nil || p.before == nil || time.Since(began) > offerPatience {
 			break
 		}

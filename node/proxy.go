@@ -102,6 +102,7 @@ type Proxy struct {
 	maxConnections int
 	requests       chan func()            // of the admin socket, for run's goroutine
 	steerChoice    string                 // why this mode steers
+	mode           string                 // its name among choose.Names; "" if the next process is to choose again
 	trackingLater  bool                   // Config.Tracking waits for connection tracking to be loaded; run's goroutine's
 	toldReady      bool                   // the log says so; run's goroutine's
 	keptTold       bool                   // whether the log says that connections are kept in connection tracking
@@ -218,11 +219,17 @@ func (p *Proxy) open() error {
 func (p *Proxy) openSteering() error {
 	modes := p.config.Steering
 	modes.Routes.SplitLate = !p.config.relaysAll() // few of its connections need a rule
+	if p.before != nil {
+		modes.Running = p.before.conn.Running().Mode
+	}
 	choice, err := choose.Open(modes)
 	if err != nil {
 		return err
 	}
-	p.steer, p.steerChoice = choice.Redirector, choice.String()
+	p.steer, p.steerChoice, p.mode = choice.Redirector, choice.String(), choice.Name
+	if choice.NoReplies != nil {
+		p.mode = ""
+	}
 	if p.before != nil {
 		again, err := p.greet()
 		if _, isRefused := errors.AsType[*handover.RefusedError](err); err != nil && !isRefused && p.isAlone() {

@@ -71,6 +71,10 @@ type Options struct {
 	// BPFRoot is where the BPF file system is mounted, in which the program of sklookup
 	// is pinned; empty: it is not pinned.
 	BPFRoot string
+	// Running is the name of the mode by which a process with the same names steers, which
+	// this one replaces. It is taken without a trial if the options leave it and it can be
+	// opened: a trial that fails on a busy machine would cut that process's connections.
+	Running string
 	// Beside says that a process with the same names steers, and keeps what it made until
 	// the Redirector has a plan.
 	Beside bool
@@ -183,6 +187,8 @@ type Choice struct {
 	Name       string
 	// Asked is whether it was the only one that the options left.
 	Asked bool
+	// IsRunning is whether it was taken as the one of Options.Running.
+	IsRunning bool
 	// NoReplies says why endpoints see the node's address, where nothing brings
 	// answers to clients' addresses back; nil otherwise.
 	NoReplies *RepliesError
@@ -206,6 +212,9 @@ func (c *Choice) String() string {
 	text := "steering by " + c.Name
 	if c.Asked {
 		text += ", as asked for"
+	}
+	if c.IsRunning {
+		text += ", as the running sluice does"
 	}
 	if c.NoReplies != nil {
 		text += " with the node's address (" + c.NoReplies.Error() + ")"
@@ -260,6 +269,14 @@ func pick(o Options, candidates []candidate, try func(candidate, Options) error)
 		c.Asked, c.Name = true, candidates[0].name
 		c.Redirector, err = candidates[0].open(o)
 		return c, err
+	}
+	for _, w := range candidates {
+		if w.name == o.Running {
+			if c.Redirector, err = openWhole(w, o); err == nil {
+				c.Name, c.IsRunning = w.name, true
+				return c, nil
+			}
+		}
 	}
 	var without *candidate // the best of those that bring no answers back
 	for _, w := range candidates {

@@ -83,6 +83,39 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 	}
 }
 
+// The mode of a running process is taken whatever a trial says, if the options leave it and it can
+// be opened.
+func TestModeOfTheRunningProcessIsTaken(t *testing.T) {
+	for _, c := range []struct{ mode, running, want string }{
+		{Auto, "tproxy/iptables", "steering by tproxy/iptables, as the running sluice does"},
+		{TProxy, "tproxy/iptables", "steering by tproxy/iptables, as the running sluice does"},
+		{TProxy, "sklookup/nftables", "steering by tproxy/nftables"},
+		{Auto, "bind", "steering by sklookup/nftables"},
+		{Auto, "telepathy", "steering by sklookup/nftables"},
+		{Auto, "", "steering by sklookup/nftables"},
+	} {
+		var from []candidate
+		for _, w := range all {
+			w.open = func(Options) (redirect.Redirector, error) {
+				if w.name == "bind" {
+					return nil, syscall.EPERM
+				}
+				return fake{replies: redirect.Replies{Diverted: true}}, nil
+			}
+			from = append(from, w)
+		}
+		choice, err := open(Options{Mode: c.mode, Running: c.running}, from, func(w candidate, _ Options) error {
+			if w.name == c.running {
+				return errors.New("the trial fails")
+			}
+			return nil
+		})
+		if err != nil || choice.String() != c.want {
+			t.Errorf("%s beside %s: %v, %v, want %s", c.mode, c.running, choice, err, c.want)
+		}
+	}
+}
+
 // A mode that brings no answers back in the node's own namespace,
 // whatever it did in a trial, is passed over too; asked to leave clients'
 // addresses alone, it does not matter.

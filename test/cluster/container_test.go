@@ -42,6 +42,10 @@ type container struct {
 	granted []string
 	env     []string // beside PATH
 	args    []string
+	pins    string // the node's BPF file system, if it is not one of its own
+	// apart gives it a PID namespace, as runtimes do; the process that is returned is then its
+	// parent, which passes no signal on.
+	apart bool
 }
 
 // startContained starts the program in a container.
@@ -62,7 +66,11 @@ mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -o bind /proc/sys "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
 mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$root/sys"
-mount -t bpf -o mode=700 bpf "$root/bpf"
+if [ -n "$pins" ]; then
+	mount -o bind "$pins" "$root/bpf"
+else
+	mount -t bpf -o mode=700 bpf "$root/bpf"
+fi
 mount -o remount,ro "$root"
 exec "$@"
 `
@@ -75,7 +83,11 @@ exec "$@"
 		w.t.Fatal(err)
 	}
 	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "), variablesEnv + "=" + strings.Join(c.env, " "),
-		"unshare", "--mount", "sh", "-c", script, "sh", root, os.Getenv("SLUICE_BIN"), containedProgram}
+		"pins=" + c.pins, "unshare", "--mount"}
+	if c.apart {
+		command = append(command, "--pid", "--fork", "--kill-child")
+	}
+	command = append(command, "sh", "-c", script, "sh", root, os.Getenv("SLUICE_BIN"), containedProgram)
 	for inside, file := range c.files {
 		command = append(command, file, inside)
 	}
@@ -118,4 +130,20 @@ func enterContainer() error {
 		return fmt.Errorf("no new privileges: %w", err)
 	}
 	return syscall.Exec(containedProgram, append([]string{"sluice"}, os.Args[1:]...), append([]string{"PATH=/usr/local/bin"}, strings.Fields(os.Getenv(variablesEnv))...))
+}
+
+// terminate sends SIGTERM to the program of a container with a PID namespace, as a kubelet does.
+func (w *world) terminate(cmd *netns.Cmd) {
+	w.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(text), &pid); err != nil {
+		w.t.Fatalf("children of the container's parent: %q: %v", text, err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		w.t.Fatal(err)
+	}
 }

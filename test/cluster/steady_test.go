@@ -26,6 +26,7 @@ type steady struct {
 	served   []string // names who served new connections, in order, without repetitions
 	attempts int
 	errors   []error
+	conns    []net.Conn // those of before
 }
 
 const (
@@ -50,6 +51,7 @@ func (w *world) watch(address string) *steady {
 		if err != nil {
 			w.t.Fatalf("%s from %s: %v", address, from.Name(), err)
 		}
+		s.conns = append(s.conns, c)
 		s.run(func() error { return s.exchange(c) })
 	}
 	s.run(s.connect)
@@ -146,4 +148,11 @@ func (s *steady) end() {
 		close(s.stop)
 	}
 	s.done.Wait()
+}
+
+// close closes the connections of before, after the end.
+func (s *steady) close() {
+	for _, c := range s.conns {
+		_ = c.Close()
+	}
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -412,6 +413,43 @@ func TestTakeOverInAnotherMode(t *testing.T) {
 		t.Error(err)
 	}
 	next.stop()
+}
+
+// TestNextSteersAsTheRunningOne: a process that may choose takes the running one's mode, though it
+// would choose another one, and cuts nothing.
+func TestNextSteersAsTheRunningOne(t *testing.T) {
+	for _, m := range modes[1:] {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 1)
+			lab.Backends[0].EchoTCP(t, 8080)
+			p := startMode(t, lab, m, []webService{webOn(lab)})
+			c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := netns.AskOn(c); err != nil {
+				t.Fatal(err)
+			}
+			next := *p
+			next.mode.flags = nil
+			next.start("--take-over")
+			p.awaitLog("another sluice has taken over")
+			if !next.stderr.Contains(", as the running sluice does") {
+				t.Error("the log does not say why it steers so")
+			}
+			_ = c.SetDeadline(time.Now().Add(startTimeout))
+			_, err = fmt.Fprintln(c, "again")
+			if err == nil {
+				_, err = io.ReadFull(c, make([]byte, len("again\n")))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			next.stop()
+		})
+	}
 }
 
 // TestTakeOverWithoutFlows: a process whose limits leave nothing to the kernel does not take over

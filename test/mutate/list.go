@@ -57,6 +57,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
 	},
 	{
+		name: "next-chooses-again", what: "a process that takes over steers otherwise than the running one, whose connections are cut",
+		file: "node/proxy.go", old: "modes.Running = p.before.conn.Running().Mode", new: "modes.Running = \"\"",
+		pkg: "test/e2e", test: "TestNextSteersAsTheRunningOne/tproxy-nftables",
+	},
+	{
 		name: "signal-ends-a-take-over", what: "a signal to end cuts off the process that takes over",
 		file: "node/loop.go", old: "p.untilHandedOver(ctx)", new: "context.WithCancel(ctx)",
 		pkg: "node", test: "TestEndWaitsForATakeOver",
