@@ -148,6 +148,15 @@ GLOBAL int to_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __u3
 	return rewrite(skb, p, f, UNMASQUERADE);
 }
 
+// leave_to_relay leaves a packet to the relay. Later ones are not those of the flow that had the
+// tuple before.
+static __always_inline int leave_to_relay(const struct packet *p, __u32 before)
+{
+	if (before)
+		exchange(&p->tuple, reference(before, TO_ENDPOINT), 0);
+	return TCX_NEXT;
+}
+
 // begin handles a packet of no flow, or one that begins a new connection with the
 // tuple of a flow.
 GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
@@ -174,14 +183,14 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	if (!first || !is_single(skb, p)) {
 		count(PASSED_SHAPE);
 		note_relayed(p);
-		return TCX_NEXT;
+		return leave_to_relay(p, before);
 	}
 	int relay = ask(skb, p, s->service, before);
 	if (!relay)
 		return TCX_DROP;
 	if (relay < 0)
 		note_relayed(p);
-	return TCX_NEXT;
+	return leave_to_relay(p, before);
 }
 
 // forward gives a packet what it gets at both hooks, and sends it by the shortcut.

@@ -338,6 +338,9 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	if p.isUDP() {
 		m.relayed[p.tuple] = true
 	}
+	if before != 0 { // what the client sends next is the relay's too
+		delete(m.entries, p.tuple)
+	}
 	return pass
 }
 

@@ -351,3 +351,40 @@ func judgeArrivals(t *testing.T, came []arrival, away [][2]time.Time) (served in
 	t.Logf("of %d connections %d began while nobody decided: %d were served, the last after %v, and %d refused; %d others failed", len(came), refused+waited, waited, late, refused, wrong)
 	return served
 }
+
+// TestPortsUsedAgainWhileTheProcessRests: the kernel still knows a connection that has just been
+// reset when its client begins another one by the same port. While the process does not answer,
+// as during a take-over, the relay's listening socket has that, and all of its packets.
+func TestPortsUsedAgainWhileTheProcessRests(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := newProxy(t, lab.Node)
+	p.put(webAtNodePort(lab))
+	p.start("--datapath", "kernel")
+	for i, address := range addresses(30080, lab.Node.IPv4.String(), lab.Node.IPv6.String()) {
+		connect := func() net.Conn {
+			t.Helper()
+			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: 61000 + i}}
+			c, err := lab.Client.Dialer(&d, "tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		c := connect()
+		if _, err := netns.AskOn(c); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+		p.signal(unix.SIGSTOP)
+		c = connect()
+		p.signal(unix.SIGCONT)
+		if _, err := netns.AskOn(c); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+		_ = c.Close()
+	}
+	p.stop()
+}

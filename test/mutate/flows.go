@@ -8,6 +8,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestFirstDatagramsOfEachShape",
 	},
 	{
+		name: "flow-relayed-translated", what: "packets of a connection that the relay has go to the endpoint of the one before",
+		file: "flow/bpf/flow.bpf.c", old: "if (before)\n\t\texchange(", new: "if (0)\n\t\texchange(",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
 		name: "flow-ports-unsummed", what: "the checksum does not follow translated ports",
 		file: "flow/bpf/translate.h", old: "bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new))", new: "0",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
