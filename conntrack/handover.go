@@ -27,6 +27,8 @@ type Moved struct {
 	BytesFromClient, BytesFromEndpoint         uint64 // all of them are counted
 	DatagramsFromClient, DatagramsFromEndpoint uint64 `json:",omitempty"`
 
+	StreamsFromClient, StreamsToClient uint16 `json:",omitempty"`
+
 	Attempts  uint16
 	Protocol  service.Protocol
 	Kind      service.AddressKind
@@ -99,6 +101,7 @@ func (r *Record) Moved(now int64) Moved {
 		Waited:   r.WaitTime(), ConnectTime: r.ConnectTime, FirstByte: r.FirstByte, Announced: r.attemptStart - r.Start,
 		BytesFromClient: r.BytesFromClient, BytesFromEndpoint: r.BytesFromEndpoint,
 		DatagramsFromClient: r.DatagramsFromClient, DatagramsFromEndpoint: r.DatagramsFromEndpoint,
+		StreamsFromClient: r.StreamsFromClient, StreamsToClient: r.StreamsToClient,
 		Attempts: r.Attempts, Protocol: r.Protocol, Kind: r.Kind, Source: r.Source, Affinity: r.Affinity,
 		Connected: r.Connected, Quiet: r.Quiet,
 	}
@@ -118,6 +121,7 @@ func (s *Shard) Join(r *Record, m *Moved, port *service.Port, now int64) {
 		ConnectTime: m.ConnectTime, FirstByte: m.FirstByte,
 		BytesFromClient: m.BytesFromClient, BytesFromEndpoint: m.BytesFromEndpoint,
 		DatagramsFromClient: m.DatagramsFromClient, DatagramsFromEndpoint: m.DatagramsFromEndpoint,
+		StreamsFromClient: m.StreamsFromClient, StreamsToClient: m.StreamsToClient,
 		countedFromClient: m.BytesFromClient, countedFromEndpoint: m.BytesFromEndpoint,
 		countedDatagrams: [2]uint32{uint32(m.DatagramsFromClient), uint32(m.DatagramsFromEndpoint)},
 		Attempts:         m.Attempts, Protocol: m.Protocol, Kind: m.Kind, Source: m.Source, Affinity: m.Affinity,

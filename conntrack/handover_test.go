@@ -37,6 +37,7 @@ func TestRecordsMove(t *testing.T) {
 	r.SourceAddr, r.Affinity = netip.MustParseAddrPort("10.9.0.1:4000"), balancer.AffinityHit
 	r.AttemptSucceeded(8 * second)
 	r.FirstByte = 4 * second
+	r.StreamsFromClient, r.StreamsToClient = 5, 9
 	r.Progress(100, 200)
 	before := r.copyFor(Ended, 0)
 

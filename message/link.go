@@ -107,9 +107,7 @@ func (l *Link) Moved() int64 { return l.moved }
 
 // Start begins to forward. The endpoint's socket may be registered already.
 func (w *Worker) Start(l *Link, c, e Socket, owner Owner) {
-	if w.buffer == nil {
-		w.buffer = make([]byte, min(w.config.MaxMessage+1, largestRead))
-	}
+	w.prepare()
 	*l = Link{worker: w, owner: owner, moved: w.loop.Now(), facts: running}
 	w.stats.Links++
 	w.stats.Open++

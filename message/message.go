@@ -152,6 +152,13 @@ func (r *Relay) newWorker(l loop) *Worker {
 	return w
 }
 
+// prepare makes the buffer for received messages, before the first link.
+func (w *Worker) prepare() {
+	if w.buffer == nil {
+		w.buffer = make([]byte, min(w.config.MaxMessage+1, largestRead))
+	}
+}
+
 // take returns an empty buffer for at least n bytes.
 func (w *Worker) take(n int) []byte {
 	if last := len(w.spare) - 1; last >= 0 && cap(w.spare[last]) >= n {

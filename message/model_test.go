@@ -2,8 +2,10 @@ package message
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,6 +45,92 @@ func newPlay(choose func(int) int, held int64) *play {
 	p.relay.kernel = p.fake
 	p.worker = p.relay.newWorker(p.fake)
 	return p
+}
+
+// move takes the link out of the loop in the middle of its work, and brings it back, to
+// itself or as another process would.
+func (p *play) move(t *testing.T) {
+	t.Helper()
+	m, ok := p.worker.Detach(p.link)
+	if !ok {
+		t.Fatal("the link cannot move")
+	}
+	if len(p.timers) > 0 || p.socks[0].handler != nil || p.socks[1].handler != nil {
+		t.Fatal("a link that is out of the loop has a timer or a registration")
+	}
+	for range p.choose(5) {
+		p.step()
+	}
+	if p.choose(3) == 0 {
+		p.worker.Return(p.link, &m)
+		return
+	}
+	var fds []int
+	for i, fd := range m.FDs(nil) {
+		if i >= len(p.socks) {
+			fd = duplicate(t, fd)
+		}
+		fds = append(fds, fd)
+	}
+	said, err := json.Marshal(&m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.shared, p.left = true, 0
+	p.worker.Given(p.link, &m)
+	p.shared = false
+	if p.left != len(p.socks) || p.worker.stats.Open != 0 || p.relay.Held() != 0 {
+		t.Fatalf("left: %d descriptors, %d links, %d bytes", len(p.socks)-p.left, p.worker.stats.Open, p.relay.Held())
+	}
+	var arrived Moved
+	if err := json.Unmarshal(said, &arrived); err != nil {
+		t.Fatal(err)
+	}
+	if err := arrived.SetFDs(fds); err != nil {
+		t.Fatal(err)
+	}
+	p.worker = p.relay.newWorker(p.fake)
+	p.worker.Attach(p.link, &arrived, p)
+}
+
+// duplicate is what sending a descriptor does.
+func duplicate(t *testing.T, fd int) int {
+	t.Helper()
+	fd, err := syscall.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// TestMovedThatMakesNoSense is what no process may take.
+func TestMovedThatMakesNoSense(t *testing.T) {
+	held := func(bytes int) []int {
+		fd, err := sys.WriteMemoryFile(make([]byte, bytes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { sys.Close(fd) })
+		return []int{10, 11, fd}
+	}
+	for _, c := range []struct {
+		what string
+		side MovedSide
+		fds  []int
+	}{
+		{"no endpoint", MovedSide{}, []int{10}},
+		{"a descriptor too many", MovedSide{}, []int{10, 11, 12}},
+		{"no held message", MovedSide{Held: 5}, []int{10, 11}},
+		{"a shorter held message", MovedSide{Held: 5}, held(4)},
+		{"a longer held message", MovedSide{Held: 5}, held(6)},
+		{"a negative size", MovedSide{Held: -1}, held(1)},
+		{"the beginning of a message without a byte", MovedSide{State: uint8(partial)}, held(1)},
+	} {
+		m := Moved{Sides: [2]MovedSide{c.side}}
+		if m.SetFDs(c.fds) == nil {
+			t.Errorf("%s: it is taken", c.what)
+		}
+	}
 }
 
 // step lets one of the peers do something.
@@ -157,6 +245,9 @@ func (p *play) run(t *testing.T) {
 	for n := 20 + p.choose(150); n > 0 && len(p.ends) == 0; n-- {
 		for range 1 + p.choose(3) {
 			p.step()
+		}
+		if len(p.ends) == 0 && p.choose(12) == 0 {
+			p.move(t)
 		}
 		p.quiet(t)
 		if p.choose(40) == 0 && p.elapse() {

@@ -24,6 +24,17 @@ type carrier interface {
 	probe(fd int) sys.Errno
 	// start hands both sockets to the relay. conn.ended follows at the end.
 	start(endpoint int, reg poll.Registration, ready poll.Events)
+	// detach takes a started connection out of its loop, so that another process can have it,
+	// and returns its descriptors; false if it stays. It says in m what the other one needs.
+	detach(m *movedConn) (fds []int, ok bool)
+	// given closes the descriptors of a detached connection that another process has.
+	given(m *movedConn)
+	// back undoes detach.
+	back(m *movedConn)
+	// attach starts a connection that another process has detached.
+	attach(m *movedConn)
+	// holds reports whether what the client has sent was read, and no endpoint has it.
+	holds() bool
 	// hasAsked reports whether the client has sent bytes that no endpoint has.
 	hasAsked() bool
 	// drop forgets what probe has read, for a connection without an endpoint.

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"encoding/json"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
@@ -19,25 +21,43 @@ import (
 // Which process a connection is with, while another one takes over: one that is relayed moves;
 // one that is dialled, or waits for a PROXY header or a place, first gets its endpoint where it
 // is, within the time that this may take, and moves then; one that is held moves, as only the next process
-// learns of endpoints. An association of SCTP stays, and so does a connection whose destination
-// is not the same service port's in the next process.
+// learns of endpoints. A connection whose destination is not the same service port's in the next
+// process stays.
 
-// Kinds of moved connections.
-const (
-	movedTCP  = "tcp"
-	movedHeld = "tcp held" // it waits for an endpoint
-)
-
-// movedConn is a connection on its way to another process.
+// movedConn is a connection on its way to another process. Without a link, it is held.
 type movedConn struct {
-	Record conntrack.Moved `json:"record"`
-	Link   *relay.Moved    `json:"link,omitempty"`  // of a relayed one
-	Bound  bool            `json:"bound,omitempty"` // its socket has the client's address, see upstream.Rules.Hold
+	Record   conntrack.Moved `json:"record"`
+	Link     *relay.Moved    `json:"link,omitempty"`     // of a relayed TCP connection
+	Messages *message.Moved  `json:"messages,omitempty"` // of a relayed association of SCTP
+	Bound    bool            `json:"bound,omitempty"`    // its socket has the client's address, see upstream.Rules.Hold
+}
+
+// kind is what the other process is told: it leaves kinds that it does not know.
+func (m *movedConn) kind() string {
+	kind := strings.ToLower(m.Record.Protocol.String())
+	if !m.Record.Connected {
+		kind += " held" // it waits for an endpoint
+	}
+	return kind
+}
+
+// take sets the descriptors, and reports whether they, and what is said, make a connection.
+func (m *movedConn) take(fds []int) bool {
+	relayed := m.Record.Connected && m.Record.Endpoint != nil
+	switch {
+	case m.Link == nil && m.Messages == nil:
+		return !m.Record.Connected && m.Record.Protocol != service.UDP && len(fds) == 1
+	case m.Messages == nil:
+		return relayed && m.Record.Protocol == service.TCP && m.Link.SetFDs(fds) == nil
+	case m.Link == nil:
+		return relayed && m.Record.Protocol == service.SCTP && m.Messages.SetFDs(fds) == nil
+	}
+	return false
 }
 
 // leaving is a connection that is out of its loop.
 type leaving struct {
-	conn  *tcpConn
+	conn  *conn
 	id    uint64
 	state movedConn
 	fds   []int
@@ -45,7 +65,7 @@ type leaving struct {
 }
 
 // moveAtOnce bounds the connections that are out of their loop at the same time: one message
-// has their descriptors, two sockets and two pipes for each at most.
+// has their descriptors, two sockets and two pipes, or files in memory, for each at most.
 const moveAtOnce = handover.MostMoved / 6
 
 // Pauses says how long connections were out of their loops.
@@ -70,7 +90,7 @@ func (s *Server) Move(give func([]handover.Moved) ([]bool, error)) (pauses Pause
 			}
 			w.run(func() {
 				for i := range some {
-					some[i].conn.settle(taken[i], err == nil)
+					some[i].settle(taken[i], err == nil)
 				}
 			})
 			for i := range some {
@@ -94,12 +114,8 @@ func (w *worker) run(f func()) {
 // movable lists the connections that can move now.
 func (w *worker) movable() (list []leaving) {
 	w.shard.Each(func(r *conntrack.Record) {
-		c, is := r.Owner.(*conn)
-		if !is {
-			return
-		}
-		if t, is := c.carrier.(*tcpConn); is && c.counts&amongStaying == 0 && t.mayMove() {
-			list = append(list, leaving{conn: t, id: r.ID})
+		if c, is := r.Owner.(*conn); is && c.counts&amongStaying == 0 && c.mayMove() {
+			list = append(list, leaving{conn: c, id: r.ID})
 		}
 	})
 	return list
@@ -107,33 +123,32 @@ func (w *worker) movable() (list []leaving) {
 
 // mayMove reports whether the connection is relayed, or held and nothing of it was read: a
 // PROXY header for the endpoint may wait in the link.
-func (t *tcpConn) mayMove() bool {
-	return t.cut == conntrack.EndNone && (t.record.Connected || t.awaits == endpoints && !t.worker.relay.Holds(&t.link))
+func (c *conn) mayMove() bool {
+	return c.cut == conntrack.EndNone && (c.record.Connected || c.awaits == endpoints && !c.carrier.holds())
 }
 
 // detach takes connections out of the loop. Those that have ended since movable, and those that
 // cannot move now, are left out.
 func (w *worker) detach(list []leaving) (out []leaving) {
 	for _, l := range list {
-		t := l.conn
-		if t.record.ID != l.id || !t.mayMove() {
+		c := l.conn
+		if c.record.ID != l.id || !c.mayMove() {
 			continue
 		}
 		l.began = time.Now()
-		l.state.Bound = t.held != (upstream.Range{})
-		if t.record.Connected {
-			link, ok := w.relay.Detach(&t.link)
-			if !ok {
+		l.state.Bound = c.held != (upstream.Range{})
+		if c.record.Connected {
+			ok := false
+			if l.fds, ok = c.carrier.detach(&l.state); !ok {
 				continue
 			}
-			l.state.Link, l.fds = &link, link.FDs(nil)
 		} else {
-			t.release()
-			t.endWait()
-			l.fds = []int{int(t.client)}
+			c.release()
+			c.endWait()
+			l.fds = []int{int(c.client)}
 		}
-		t.awaits = process
-		l.state.Record = t.record.Moved(poll.Nanotime())
+		c.awaits = process
+		l.state.Record = c.record.Moved(poll.Nanotime())
 		out = append(out, l)
 	}
 	return out
@@ -144,53 +159,50 @@ func messages(list []leaving) []handover.Moved {
 	out := make([]handover.Moved, len(list))
 	for i := range list {
 		state, _ := json.Marshal(&list[i].state) // plain data
-		kind := movedTCP
-		if list[i].state.Link == nil {
-			kind = movedHeld
-		}
-		out[i] = handover.Moved{Kind: kind, State: state, FDs: list[i].fds}
+		out[i] = handover.Moved{Kind: list[i].state.kind(), State: state, FDs: list[i].fds}
 	}
 	return out
 }
 
 // settle ends the time out of the loop. A connection that was not given goes on here. asked says
 // that the other process was asked for it, and need not be again.
-func (t *tcpConn) settle(given, asked bool) {
-	w := t.worker
-	t.awaits = nothing
+func (l *leaving) settle(given, asked bool) {
+	c := l.conn
+	w := c.worker
+	c.awaits = nothing
 	if !given && asked {
-		t.counts |= amongStaying
+		c.counts |= amongStaying
 	}
 	switch {
-	case given && t.record.Connected:
-		w.relay.Given(&t.link)
-		w.forget(t)
+	case given && c.record.Connected:
+		c.carrier.given(&l.state)
+		w.forget(c)
 	case given:
-		t.endDialing()
-		w.relay.Drop(&t.link)    // a PROXY header, which the other one writes anew
-		sys.Close(int(t.client)) // the other process has it
-		w.forget(t)
-	case t.record.Connected:
-		w.relay.Return(&t.link)
-		switch t.cut { // meanwhile
+		c.endDialing()
+		c.carrier.drop()         // a PROXY header, which the other one writes anew
+		sys.Close(int(c.client)) // the other process has it
+		w.forget(c)
+	case c.record.Connected:
+		c.carrier.back(&l.state)
+		switch c.cut { // meanwhile
 		case conntrack.EndNone:
 		case conntrack.Rebalanced: // it was idle, and may not be now
-			t.cut = conntrack.EndNone
+			c.cut = conntrack.EndNone
 		default:
-			t.abort()
+			c.abort()
 		}
-	case t.cut != conntrack.EndNone:
-		t.fail(t.cut)
+	case c.cut != conntrack.EndNone:
+		c.fail(c.cut)
 	default:
-		t.hold()
+		c.hold()
 	}
 }
 
 // forget frees a connection that another process has, without a record.
-func (w *worker) forget(t *tcpConn) {
-	t.closed()
-	w.shard.Leave(&t.record)
-	w.uncount(&t.conn)
+func (w *worker) forget(c *conn) {
+	c.carrier.closed()
+	w.shard.Leave(&c.record)
+	w.uncount(c)
 }
 
 // arrived is a connection from another process.
@@ -207,16 +219,10 @@ type arrived struct {
 // concurrent use with all but itself.
 func (s *Server) Take(m *handover.Moved) handover.Taken {
 	a := &arrived{fds: m.FDs}
-	if m.Kind != movedTCP && m.Kind != movedHeld || json.Unmarshal(m.State, &a.state) != nil {
+	if json.Unmarshal(m.State, &a.state) != nil || a.state.kind() != m.Kind || !a.state.take(a.fds) {
 		return nil
 	}
-	r, link := &a.state.Record, a.state.Link
-	if r.Protocol != service.TCP || (m.Kind == movedTCP) != (link != nil && r.Connected && r.Endpoint != nil) {
-		return nil
-	}
-	if link == nil && len(a.fds) != 1 || link != nil && link.SetFDs(a.fds) != nil {
-		return nil
-	}
+	r := &a.state.Record
 	st := s.state.Load()
 	v := st.table.Resolve(r.Protocol, r.Client.Addr(), r.VIP)
 	if v.Port == nil || v.Port.Name != r.Port {
@@ -273,20 +279,19 @@ func (a *arrived) Begin() {
 
 func (a *arrived) begin() {
 	w, m := a.worker, &a.state.Record
-	c := w.newConn(service.TCP)
-	t := c.carrier.(*tcpConn)
+	c := w.newConn(m.Protocol)
 	c.pool, c.held = a.pool, a.held
 	c.record.Counters, c.record.Owner = a.pool.counters, c
 	w.shard.Join(&c.record, m, a.port, poll.Nanotime())
-	if a.state.Link != nil {
+	if m.Connected {
 		c.counts |= amongServed
 		c.pool.service.served.Add(1)
-		w.relay.Attach(&t.link, a.state.Link, t)
+		c.carrier.attach(&a.state)
 		return
 	}
 	c.client = int32(a.fds[0])
 	c.plan = balancer.Dial{}
-	st, v := w.decide(service.TCP, m.Client.Addr(), m.VIP)
+	st, v := w.decide(m.Protocol, m.Client.Addr(), m.VIP)
 	if v.Port == nil || v.Port.Name != m.Port {
 		v = policy.Verdict{Port: a.port} // it went just now: no endpoints
 	}

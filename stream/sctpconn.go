@@ -64,6 +64,18 @@ func (a *sctpConn) start(endpoint int, reg poll.Registration, _ poll.Events) {
 	a.worker.messages.Start(&a.link, message.Socket{FD: int(a.client), Streams: a.asks.Out}, message.Socket{FD: endpoint, Reg: reg, Streams: a.gets.Out}, a)
 }
 
+func (a *sctpConn) detach(m *movedConn) (fds []int, ok bool) {
+	link, ok := a.worker.messages.Detach(&a.link)
+	m.Messages = &link
+	return link.FDs(nil), ok
+}
+
+func (a *sctpConn) given(m *movedConn) { a.worker.messages.Given(&a.link, m.Messages) }
+
+func (a *sctpConn) back(m *movedConn) { a.worker.messages.Return(&a.link, m.Messages) }
+
+func (a *sctpConn) attach(m *movedConn) { a.worker.messages.Attach(&a.link, m.Messages, a) }
+
 // LinkEnded takes the association back from the relay, which has closed both sockets.
 func (a *sctpConn) LinkEnded(end message.End) { a.ended(messageEnds[end]) }
 
@@ -81,6 +93,8 @@ var messageEnds = [...]conntrack.End{
 	message.Shutdown:         conntrack.Shutdown,
 	message.Limit:            conntrack.LimitReached,
 }
+
+func (a *sctpConn) holds() bool { return false }
 
 func (a *sctpConn) hasAsked() bool { return false } // an association has no halves
 

@@ -71,6 +71,18 @@ func (t *tcpConn) start(endpoint int, reg poll.Registration, ready poll.Events) 
 	t.worker.relay.Start(&t.link, relay.Socket{FD: int(t.client)}, relay.Socket{FD: endpoint, Reg: reg, Ready: ready}, t)
 }
 
+func (t *tcpConn) detach(m *movedConn) (fds []int, ok bool) {
+	link, ok := t.worker.relay.Detach(&t.link)
+	m.Link = &link
+	return link.FDs(nil), ok
+}
+
+func (t *tcpConn) given(*movedConn) { t.worker.relay.Given(&t.link) }
+
+func (t *tcpConn) back(*movedConn) { t.worker.relay.Return(&t.link) }
+
+func (t *tcpConn) attach(m *movedConn) { t.worker.relay.Attach(&t.link, m.Link, t) }
+
 // LinkEnded takes the connection back from the relay, which has closed both sockets.
 func (t *tcpConn) LinkEnded(_ *relay.Link, end relay.End) {
 	if end == relay.ClientFin {
@@ -95,8 +107,10 @@ var ends = [...]conntrack.End{
 
 func (t *tcpConn) hasAsked() bool {
 	n, _ := sys.Unread(int(t.client))
-	return n > 0 || t.worker.relay.Holds(&t.link)
+	return n > 0 || t.holds()
 }
+
+func (t *tcpConn) holds() bool { return t.worker.relay.Holds(&t.link) }
 
 func (t *tcpConn) drop() { t.worker.relay.Drop(&t.link) }
 

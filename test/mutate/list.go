@@ -439,8 +439,18 @@ var promises = []mutation{
 		pkg: "relay", test: "TestLinkAgainstModel",
 	},
 	{
+		name: "held-message-dropped", what: "a message that waits for a slow reader is lost when its association moves",
+		file: "message/handover.go", old: "held: from.held, info: from.Info", new: "info: from.Info",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "association-in-old-epoll", what: "the old process's epoll goes on to watch an association that has moved",
+		file: "message/handover.go", old: "\t\t\tw.loop.Remove(s.reg)\n", new: "",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
 		name: "record-written-twice", what: "the process that gives a connection away writes a record of it, too",
-		file: "stream/move.go", old: "w.shard.Leave(&t.record)", new: "w.shard.Close(&t.record)",
+		file: "stream/move.go", old: "w.shard.Leave(&c.record)", new: "w.shard.Close(&c.record)",
 		pkg: "test/e2e", test: "TestPromise7_ConnectionsMove",
 	},
 	{
