@@ -421,14 +421,21 @@ func exchange(to netip.AddrPort, seed uint64, messages int) error {
 }
 
 func exchangeOver(p *peer, seed uint64, messages int) error {
+	return exchangeWhile(p, seed, 64<<10, func(i int) bool { return i < messages })
+}
+
+// exchangeWhile sends messages of at most so many bytes to an echo while more, which is told how
+// many it has sent, returns true. It checks that each comes back once, as it was, and in its
+// stream's order unless it is unordered. Then it shuts the association down.
+func exchangeWhile(p *peer, seed uint64, size int, more func(i int) bool) error {
 	defer p.abort()
 	r := rand.New(rand.NewPCG(seed, 1))
 	sent := make(map[uint32]note)
 	next := make(map[uint16][]uint32) // by stream: the ordered messages to come
 	const window = 8
-	for i := 0; i < messages || len(sent) > 0; {
-		if i < messages && len(sent) < window {
-			n := note{sys.MessageInfo{PPID: uint32(i), Stream: uint16(r.IntN(8)), Unordered: r.IntN(4) == 0}, make([]byte, 1+r.IntN(64<<10))}
+	for i := 0; more(i) || len(sent) > 0; {
+		if len(sent) < window && more(i) {
+			n := note{sys.MessageInfo{PPID: uint32(i), Stream: uint16(r.IntN(8)), Unordered: r.IntN(4) == 0}, make([]byte, 1+r.IntN(size))}
 			for j := range n.text {
 				n.text[j] = byte(i + j + int(seed))
 			}

@@ -204,7 +204,8 @@ func TestSCTP(t *testing.T) {
 		modules   []string
 	}{
 		{"sockets and relay", "Mailbox|Refusing|StreamsAndSource|Ends$|Relay|Path", nil},
-		{"sklookup", "Promise|EndsThrough|Cases", nil},
+		{"sklookup", "Promise[1-6]|EndsThrough|Cases", nil},
+		{"take-over", "Promise7", nil},
 		{"settings", "TestProxy(Keeps|BoundsMessages|Follows|Stops|Mode|Independent)", nil},
 		{"faults", "TestProxy(Bears|BoundsSlow|Finds|Holds|Ends)", nil},
 		{"tproxy/iptables", "Cases", slices.Concat(iptables, ipset)},
