@@ -178,6 +178,8 @@ func (c *Conn) Take() (*Sockets, []netip.Addr, error) {
 					all.add(m.Sockets[i])
 				}
 				err = c.Send(&Message{Step: StepTaken, Taken: len(fds)})
+			case StepState:
+				all.States = append(all.States, *m.State)
 			case StepClients:
 				clients = append(clients, m.Clients...)
 			default:
@@ -191,6 +193,29 @@ func (c *Conn) Take() (*Sockets, []netip.Addr, error) {
 			all.Close()
 			return nil, nil, fmt.Errorf("take over sockets: %w", err)
 		}
+	}
+}
+
+// Tell sends a State, whose data is written as JSON.
+func (c *Conn) Tell(kind string, data any) error {
+	p, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	return c.Send(&Message{Step: StepState, State: &State{kind, p}})
+}
+
+// AwaitStates is Await, and returns what the other process tells before.
+func (c *Conn) AwaitStates(want Step, patience time.Duration) (states []State, err error) {
+	for {
+		m, err := c.Receive(patience)
+		if err != nil {
+			return states, fmt.Errorf("wait for %s: %w", want, err)
+		}
+		if m.Step != StepState {
+			return states, m.is(want)
+		}
+		states = append(states, *m.State)
 	}
 }
 

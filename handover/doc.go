@@ -13,8 +13,10 @@
 //	ask              ->     stops changing anything
 //	                 <-     sockets, in batches; each is acknowledged (taken)
 //	                 <-     clients
+//	                 <-     state: what the next one may use
 //	                 <-     over
 //	serving          ->
+//	                 <-     state: what came since
 //	                 <-     leaving: it has stopped to receive datagrams
 //	                 <-     UDP sessions (moved), each batch answered (taken) and confirmed (yours)
 //	                 <-     over: the next one receives datagrams; the running one closes its part

@@ -21,6 +21,7 @@ const (
 	StepSockets Step = "sockets" // with a descriptor for each of Sockets
 	StepTaken   Step = "taken"   // Taken descriptors have arrived
 	StepClients Step = "clients" // some of the addresses that sockets of open connections have
+	StepState   Step = "state"   // State, before over or leaving
 	StepOver    Step = "over"    // that was all
 	StepServing Step = "serving" // new connections reach the next process
 	StepLeaving Step = "leaving" // the running one stops accepting; this cannot be undone
@@ -41,6 +42,7 @@ type Message struct {
 	Sockets []Socket     `json:"sockets,omitempty"`
 	Taken   int          `json:"taken,omitempty"`
 	Clients []netip.Addr `json:"clients,omitempty"`
+	State   *State       `json:"state,omitempty"`
 	Moved   []Moved      `json:"moved,omitempty"`
 	Kept    []int        `json:"kept,omitempty"` // numbers of those of Moved that stay
 }
@@ -68,6 +70,13 @@ func (h *Hello) Fits() error {
 	return nil
 }
 
+// State is something that the running process knows, and the next one may use. A process passes
+// over kinds that it does not know.
+type State struct {
+	Kind string          `json:"kind"`
+	Data json.RawMessage `json:"data"`
+}
+
 // Socket is one listening socket.
 type Socket struct {
 	Name  string `json:"name"`            // what it listens for; several may have one name
@@ -89,8 +98,8 @@ func parse(p []byte) (*Message, error) {
 	if m.Step == "" {
 		return nil, errNoStep
 	}
-	if m.Step == StepHello && m.Hello == nil {
-		return nil, errors.New("a hello that says nothing")
+	if m.Step == StepHello && m.Hello == nil || m.Step == StepState && m.State == nil {
+		return nil, fmt.Errorf("a %s that says nothing", m.Step)
 	}
 	return m, nil
 }

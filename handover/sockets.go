@@ -9,7 +9,10 @@ import (
 
 // Sockets are those that an earlier process has handed over and nobody has taken yet. A nil
 // *Sockets is empty. It belongs to one goroutine.
-type Sockets struct{ byName map[string][]Socket }
+type Sockets struct {
+	byName map[string][]Socket
+	States []State // what the earlier process told with them
+}
 
 func (s *Sockets) add(socket Socket) {
 	if s.byName == nil {

@@ -193,9 +193,15 @@ func (p *Proxy) give(c *handover.Conn) error {
 		pause() // a new session may need an address that the next process does not know
 		clients = replies.Clients.Held()
 	}
-	err := c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
+	told, err := p.tellAffinity(c, 0)
+	if err == nil {
+		err = c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
+	}
 	if err == nil {
 		_, err = c.Await(handover.StepServing, handover.Patience)
+	}
+	if err == nil {
+		_, err = p.tellAffinity(c, told)
 	}
 	if err == nil {
 		pause()

@@ -168,6 +168,7 @@ func (p *Proxy) isAlone() bool {
 // only one process can have.
 func (p *Proxy) tookOver() error {
 	b := p.before
+	p.learn(b.sockets.States)
 	p.stream.Begin()
 	unused := b.sockets.Close()
 	if err := p.lock.Own(); err != nil {
@@ -175,7 +176,9 @@ func (p *Proxy) tookOver() error {
 	}
 	err := b.conn.Send(&handover.Message{Step: handover.StepServing})
 	if err == nil {
-		_, err = b.conn.Await(handover.StepLeaving, handover.Patience)
+		var states []handover.State
+		states, err = b.conn.AwaitStates(handover.StepLeaving, handover.Patience)
+		p.learn(states)
 	}
 	if err != nil && !p.isAlone() {
 		return err

@@ -57,6 +57,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
 	},
 	{
+		name: "affinity-forgotten", what: "clients get another endpoint after a take-over, session affinity or not",
+		file: "node/takeover.go", old: "\tp.learn(b.sockets.States)\n", new: "",
+		pkg: "test/e2e", test: "TestPromise7_AffinityMoves/relay",
+	},
+	{
 		name: "next-chooses-again", what: "a process that takes over steers otherwise than the running one, whose connections are cut",
 		file: "node/proxy.go", old: "modes.Running = p.before.conn.Running().Mode", new: "modes.Running = \"\"",
 		pkg: "test/e2e", test: "TestNextSteersAsTheRunningOne/tproxy-nftables",
