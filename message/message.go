@@ -8,7 +8,8 @@
 // A Relay holds the state that all workers of a process share. NewWorker creates the
 // worker of an event loop. On that loop's goroutine, Start takes over two sockets that
 // sys.ListenSCTP and sys.ConnectSCTP have prepared, and LinkEnded of the owner is called
-// exactly once, after both are closed. Worker.Stats and Relay.Held are safe for
+// exactly once, after both are closed. Detach takes a link out of its loop, and Attach brings
+// it into another one, also of another process. Worker.Stats and Relay.Held are safe for
 // concurrent use; all other calls belong to the loop's goroutine.
 //
 // # A direction

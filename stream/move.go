@@ -138,7 +138,7 @@ func (w *worker) detach(list []leaving) (out []leaving) {
 		l.began = time.Now()
 		l.state.Bound = c.held != (upstream.Range{})
 		if c.record.Connected {
-			ok := false
+			var ok bool
 			if l.fds, ok = c.carrier.detach(&l.state); !ok {
 				continue
 			}
