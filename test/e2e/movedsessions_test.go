@@ -262,11 +262,8 @@ func (n *numbered) progress(t *testing.T) {
 		at[i] = s.got.Load()
 	}
 	wait.For(t, "all sessions go on", startTimeout, func() error {
-		if n.failed() != nil {
-			return nil
-		}
 		for i, s := range n.sessions {
-			if s.got.Load() < at[i]+2 {
+			if s.got.Load() < at[i]+2 && n.failed() == nil {
 				return fmt.Errorf("session %d has got %d datagrams", i, s.got.Load()-at[i])
 			}
 		}
