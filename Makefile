@@ -65,8 +65,8 @@ test-full: deps build ## Run the end-to-end tests at full size (10,000 connectio
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -v .
 
 .PHONY: test-sctp-full
-test-sctp-full: deps ## Run 1,000 associations with 100 messages each, both ways, in a guest kernel with SCTP (10 minutes)
-	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|faults)' $(TESTFLAGS) ./test/vm
+test-sctp-full: deps ## Run 1,000 associations with 100 messages each, and 20 take-overs, in a guest kernel with SCTP (15 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|take-over|faults)' $(TESTFLAGS) ./test/vm
 
 # Tests of what only the relay does: docs/datapath.md has a table of them.
 RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay|TestReadersThatStop|TestConnectionLimit|TestResourcesOfOneNamespace|TestConnectionsFromTheNodeTake|TestConnectionTrackingIsKept|TestServiceWhoseEndpointsRefuse|TestGonePeer|TestHangupDuringTheStart|TestTakeOver|TestHangupAfterTakeOver

@@ -8,7 +8,10 @@ import (
 
 // WriteMemoryFile returns the descriptor of a new file in memory that holds p.
 func WriteMemoryFile(p []byte) (fd int, err error) {
-	fd, err = unix.MemfdCreate("sluice", unix.MFD_CLOEXEC)
+	fd, err = unix.MemfdCreate("sluice", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL { // before Linux 6.3
+		fd, err = unix.MemfdCreate("sluice", unix.MFD_CLOEXEC)
+	}
 	if err != nil {
 		return -1, err
 	}

@@ -38,7 +38,11 @@ func (p *proxy) takeOver(node *netns.Namespace) *proxy {
 // which tells the whole.
 func TestPromise7_AssociationsMove(t *testing.T) {
 	const pace = 200 * time.Millisecond
-	const talkers, slow, takeOvers, size = 90, 9, 3, 3000
+	const talkers, slow, size = 90, 9, 3000
+	takeOvers := 3
+	if full() {
+		takeOvers = 20
+	}
 	lab := netns.NewLab(t, 2)
 	busy, flooding := lab.Backends[0], lab.Backends[1]
 	serve(t, busy.Namespace, at(busy), options(), echo)
