@@ -58,6 +58,7 @@ type Hello struct {
 	Least   int    `json:"least"`   // the oldest version that it understands
 	Program string `json:"program"` // its version, for the log
 	Mode    string `json:"mode"`    // how it steers
+	Proxy   string `json:"proxy"`   // --service-proxy-name: whose Services it serves
 	Relays  bool   `json:"relays"`  // it has no kernel flows
 	Moves   bool   `json:"moves"`   // it takes over open connections
 }

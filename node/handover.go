@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -150,6 +151,9 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 func (p *Proxy) refusal(h *handover.Hello) (other bool, why error) {
 	if err := h.Fits(); err != nil {
 		return false, err
+	}
+	if own := p.config.Store.ServiceProxyName; h.Proxy != own {
+		return false, fmt.Errorf("the running sluice serves the Services of --service-proxy-name=%q, the next one those of %q: stop the running one first, or give the next one names, marks and tables of its own in the kernel", own, h.Proxy)
 	}
 	if mode := p.steer.Traits().Name; h.Mode != mode {
 		return true, errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode)

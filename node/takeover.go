@@ -73,7 +73,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	conn := p.before.conn
 	hello := handover.Hello{
 		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
-		Mode: p.steer.Traits().Name, Moves: true,
+		Mode: p.steer.Traits().Name, Proxy: p.config.Store.ServiceProxyName, Moves: true,
 		// With --datapath kernel this process fails instead: the running one is not to end for that.
 		Relays: p.config.DataPath != KernelPath && p.config.whyRelayed() != nil,
 	}

@@ -415,6 +415,24 @@ func TestTakeOverInAnotherMode(t *testing.T) {
 	next.stop()
 }
 
+// TestTakeOverFromAnotherProxy: a sluice for other Services does not take this one's place, nor
+// end it.
+func TestTakeOverFromAnotherProxy(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	next := *p
+	next.launch("--take-over", "--service-proxy-name", "other")
+	next.waitExit()
+	if code := next.cmd.ProcessState.ExitCode(); code != 1 || !next.stderr.Contains("the running sluice serves the Services of --service-proxy-name=") {
+		t.Errorf("%v: %s", next.cmd.ProcessState, next.stderr)
+	}
+	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	p.stop()
+}
+
 // TestNextSteersAsTheRunningOne: a process that may choose takes the running one's mode, though it
 // would choose another one, and cuts nothing.
 func TestNextSteersAsTheRunningOne(t *testing.T) {

@@ -85,6 +85,8 @@ func TestValuesAreChecked(t *testing.T) {
 		{map[string]any{"metricsBindAddress": "10249"}, "metricsBindAddress"},
 		{map[string]any{"metricsBindAddress": "0.0.0.0:0"}, "metricsBindAddress"},
 		{map[string]any{"metricsBindAddress": "0.0.0.0:99999"}, "99999 is no port"},
+		{map[string]any{"maxUnavailable": "10%"}, "maxSurge and maxUnavailable"},
+		{map[string]any{"maxSurge": 0}, "maxSurge and maxUnavailable"},
 		{map[string]any{"podLabels": map[string]any{"k8s-app": "proxy"}}, "k8s-app: the chart sets this label itself"},
 		{map[string]any{"apiServer": map[string]any{"host": "10.0.0.1:6443"}}, "host"},
 		{map[string]any{"extraArgs": []any{"--healthz_bind_address=0.0.0.0:1"}}, "use the value healthzPort"},

@@ -114,6 +114,10 @@ the flags; without it, the values.
     {{- fail (printf "podLabels: %s: the chart sets this label itself" $name) }}
   {{- end }}
 {{- end }}
+{{- $none := list "0" "0%" }}
+{{- if eq (has (toString $v.maxSurge) $none) (has (toString $v.maxUnavailable) $none) }}
+  {{- fail "maxSurge and maxUnavailable: one of them has to be 0, and only one; with maxSurge: 0 an update cuts what is relayed" }}
+{{- end }}
 {{- if gt (int $ports.metrics.port) 65535 }}
   {{- fail (printf "metricsBindAddress: %d is no port" (int $ports.metrics.port)) }}
 {{- end }}
