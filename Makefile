@@ -88,6 +88,10 @@ BUSY ?= 0
 bench-flows: deps ## Open 250,000 connections at once that the kernel forwards (3 minutes; FLOWS=60000 for fewer)
 	$(REQUIRE_ROOT) SLUICE_TEST_FLOWS=$(FLOWS) go test -count=1 -timeout 20m -v -run 'TestManyOpenFlows' ./test/e2e
 
+.PHONY: bench-takeover
+bench-takeover: deps ## Have processes take over 9,000 relayed connections, and print in what time and how long each paused
+	$(REQUIRE_ROOT) SLUICE_TEST_MOVED=9000 go test -count=1 -v -run 'TestTakeOverPausesConnections' ./test/e2e
+
 .PHONY: bench-start
 bench-start: deps ## Measure what kernel flows cost at a start: the first, after the same build, after another; BUSY=4: beside so many busy processes
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; for i in $$(seq $(BUSY)); do (while :; do :; done) & done; \

@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestTakeOverPausesConnections has several processes in a row take over many relayed connections, and
+// logs what each says of it: in what time they came, and how long each was with no process. All
+// answer afterwards. SLUICE_TEST_MOVED is how many; `make bench-takeover` moves 9,000.
+func TestTakeOverPausesConnections(t *testing.T) {
+	connections := 200
+	if text := os.Getenv("SLUICE_TEST_MOVED"); text != "" {
+		var err error
+		if connections, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const room = "9700" // 9,000 and new ones beside them, with 20,000 descriptors
+	flags := []string{"--datapath", "relay", "--max-connections", room, "--max-connections-per-service", room, "--max-connections-per-namespace", room,
+		"--max-udp-sessions", "16", "--max-listeners", "16", "--max-pipes", "32"}
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].ServeTCP(t, ":8080", func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, "b1\n")
+		_, _ = io.Copy(c, struct{ io.Reader }{c}) // not io.Copy(c, c), which would keep two more descriptors
+	})
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.relayed = "the test moves what the relay carries"
+	p.start(flags...)
+	open := hold(t, lab.Client, addresses(80, vip4)[0], connections)
+	for range 5 {
+		before := p
+		next := *before
+		p = &next
+		p.start(append([]string{"--take-over"}, flags...)...)
+		before.waitExit() // all connections are with the next one
+		said := before.stderr.String()
+		at := strings.LastIndex(said, `"connections":`+strconv.Itoa(connections)+",")
+		if at < 0 {
+			t.Fatalf("no process says that it has given %d connections", connections)
+		}
+		line, _, _ := strings.Cut(said[at:], `,"time"`)
+		t.Log(line)
+	}
+	began := time.Now()
+	alive(t, open)
+	t.Logf("all have answered within %v", time.Since(began))
+	p.stop()
+}
