@@ -310,7 +310,10 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 		if f.shared().FirstSequence == p.sequence {
 			return // sent again while the first one was on its way
 		}
-		f.replaced(now)
+	}
+	if bpf.ProtocolOf(p.protocol) != service.UDP && !w.giveWay(&key, now) {
+		w.injector.pass(int(e.Ifindex), p.ipv6, p.data) // BPF knows what to make of it
+		return
 	}
 	if before := e.Flow; int(before) < len(w.flows) && w.kernel.Index.Tuple(bpf.ReferenceTo(before, bpf.KernelRoleTO_ENDPOINT)) == key {
 		if old := w.flows[before]; old != nil {
@@ -352,6 +355,30 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	if f := w.open(e, &p, key, s, &v); f != nil {
 		f.dial(st, &v)
 	}
+}
+
+// giveWay ends what a client's tuple was used for, as the client begins a new connection by it. It returns
+// false if a flow has opened meanwhile: then the new packet is forged perhaps.
+func (w *worker) giveWay(key *bpf.KernelTuple, now int64) bool {
+	if w.asking[*key] != nil {
+		w.injector.flush() // a packet that is queued would come up again without its flow
+	}
+	if r := w.kernel.Index.Find(key); r.Role() == bpf.KernelRoleTO_ENDPOINT {
+		f := w.flows[r.Flow()]
+		if f != nil {
+			f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) // it opens no more
+		}
+		if atomic.LoadUint32((*uint32)(&w.kernel.Flows[r.Flow()].State)) == uint32(bpf.KernelStateOPEN) {
+			return false
+		}
+		if f != nil {
+			f.replaced(now)
+		}
+	}
+	if f := w.asking[*key]; f != nil {
+		f.replaced(now)
+	}
+	return true
 }
 
 // hasRoom reports whether a service port may have another flow: has_room in bpf/table.h.
