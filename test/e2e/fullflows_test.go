@@ -45,3 +45,15 @@ func TestFullTableOfFlows(t *testing.T) {
 	}
 	p.stop()
 }
+
+// TestServiceHasWhatOthersDoNotNeed has one client open more connections to one Service than half of
+// the kernel's table, and more than the process has descriptors for: none is reset.
+func TestServiceHasWhatOthersDoNotNeed(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.files = 1024 // some 260 relayed connections
+	p.start("--datapath", "kernel", "--max-flows", "1024")
+	alive(t, hold(t, lab.Client, addresses(80, vip4)[0], 890))
+	p.stop()
+}

@@ -53,6 +53,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-room-of-others", what: "one Service's connections are relayed, and reset, though others need no flows",
+		file: "flow/worker.go", old: "serviceShare, spareShare = 2, 8", new: "serviceShare, spareShare = 2, 1",
+		pkg: "test/e2e", test: "TestServiceHasWhatOthersDoNotNeed",
+	},
+	{
 		name: "flow-table-for-ever", what: "the table of a process that is gone decides for ever",
 		file: "flow/bpf/table.h", old: "now > c->decides_until || ", new: "",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
@@ -141,6 +146,17 @@ var flows = []mutation{
 		name: "flow-gap-believed", what: "a blind reset ends a connection",
 		file: "flow/bpf/track.h", old: "if (is_behind(old, sequence)) {", new: "if (1) {",
 		pkg: "flow", test: "TestBlindResetEndsNoConnection",
+	},
+	{
+		name: "flow-syn-up-again", what: "a client's SYN and a forged one replace each other again and again",
+		file: "flow/worker.go", old: "if bpf.ProtocolOf(p.protocol) != service.UDP && !w.giveWay(&key, now) {",
+		new: "if f := w.asking[key]; f != nil && func() bool { f.replaced(now); return false }() {",
+		pkg: "test/e2e", test: "TestForgedSYNsTakeNoConnection/kernel",
+	},
+	{
+		name: "flow-syn-unacknowledged", what: "a forged SYN takes over a connection to the endpoint itself",
+		file: "flow/bpf/track.h", old: "== (SYN | ACK) && acknowledges_syn(p, f);", new: "== (SYN | ACK);",
+		pkg: "test/e2e", test: "TestForgedSYNsTakeNoConnection/kernel",
 	},
 	{
 		name: "flow-unheard-believed", what: "a forged datagram takes over a session",
