@@ -101,6 +101,10 @@ bench-start: deps ## Measure what kernel flows cost at a start: the first, after
 test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
 
+.PHONY: test-take-over
+test-take-over: deps build ## Play 20 take-overs in a row under full load, on both data paths and in each steering mode (15 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run TestPromise7_TakeOversUnderLoad $(TESTFLAGS) ./test/e2e
+
 .PHONY: test-cluster
 test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control plane, against Sluice and against kube-proxy
 	@test/cluster/install-deps.sh

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/sluice-proxy/sluice/test/netns"
 )
 
 // webService is a Service with its EndpointSlices, as the tests write them.
@@ -13,6 +15,8 @@ type webService struct {
 	namespace string   // "" for default
 	vips      []string // cluster IPs, IPv4 first
 	port      uint16
+	nodePort  uint16           // 0 for none
+	protocol  string           // "" for TCP
 	endpoints []netip.AddrPort // all of one family have one port
 	// affinity is the timeout in seconds, 0 for none.
 	affinity int
@@ -22,11 +26,20 @@ type webService struct {
 	node string
 }
 
+// destinations are the addresses of a dual-stack Service with a node port.
+func (s webService) destinations(lab *netns.Lab) []string {
+	return append(addresses(s.port, s.vips...), addresses(s.nodePort, lab.Node.IPv4.String(), lab.Node.IPv6.String())...)
+}
+
 // yaml writes the Service and a slice for each family.
 func (s webService) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\n  namespace: %s\nspec:\n", s.name, cmp.Or(s.namespace, "default"))
-	fmt.Fprintf(&b, "  type: ClusterIP\n  clusterIP: %q\n  clusterIPs: [%s]\n", s.vips[0], quoted(s.vips))
+	kind, nodePort := "ClusterIP", ""
+	if s.nodePort != 0 {
+		kind, nodePort = "NodePort", fmt.Sprintf(", nodePort: %d", s.nodePort)
+	}
+	fmt.Fprintf(&b, "  type: %s\n  clusterIP: %q\n  clusterIPs: [%s]\n", kind, s.vips[0], quoted(s.vips))
 	var families []string
 	for _, vip := range s.vips {
 		families = append(families, family(netip.MustParseAddr(vip)))
@@ -38,7 +51,7 @@ func (s webService) yaml() string {
 	if s.local {
 		b.WriteString("  internalTrafficPolicy: Local\n")
 	}
-	fmt.Fprintf(&b, "  ports:\n  - {name: http, port: %d, protocol: TCP}\n", s.port)
+	fmt.Fprintf(&b, "  ports:\n  - {name: http, port: %d%s, protocol: %s}\n", s.port, nodePort, cmp.Or(s.protocol, "TCP"))
 	for _, f := range families {
 		s.slice(&b, f)
 	}
@@ -63,7 +76,7 @@ func (s webService) slice(b *strings.Builder, f string) {
 		b.WriteString("ports: []\nendpoints: []\n")
 		return
 	}
-	fmt.Fprintf(b, "ports: [{name: http, port: %d, protocol: TCP}]\nendpoints:\n%s", port, list.String())
+	fmt.Fprintf(b, "ports: [{name: http, port: %d, protocol: %s}]\nendpoints:\n%s", port, cmp.Or(s.protocol, "TCP"), list.String())
 }
 
 func family(a netip.Addr) string {

@@ -6,9 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,15 +22,22 @@ import (
 type movers struct {
 	lab     *netns.Lab
 	p       *proxy
+	flags   []string
+	web     webService // of talks
 	talks   *talkServer
 	joiner  *joiner
 	slow    []pipe // the client reads nothing, and the endpoint has written what fits
 	half    []pipe // the client has ended its half
 	idle    []net.Conn
-	dialled []net.Conn   // the endpoint does not answer yet
-	silent  net.Listener // that endpoint
+	dialled []net.Conn // a take-over came in the middle of the dial
+	silent  net.Listener
 	count   atomic.Uint32
-	visits  map[uint32]netip.AddrPort // the talks, by number; after they have ended
+	mu      sync.Mutex
+	visits  map[uint32][2]netip.AddrPort // client and destination of the talks, by number; guarded by mu
+	stop    chan struct{}                // ends talks, and what is beside them
+	running sync.WaitGroup
+	quit    func() // ends them
+	beside  int    // connections of others than these
 }
 
 // talkSize is how many bytes a talk of movers sends each way, and heldSize how many the endpoint
@@ -50,79 +57,116 @@ func playMovers(t *testing.T, splice string) {
 	if full() {
 		talkers, each, takeOvers = 1000, 100, 20
 	}
-	m := newMovers(t, splice, each)
-	stop := make(chan struct{})
-	var running sync.WaitGroup
-	var mu sync.Mutex
+	m := newMovers(t, mode{}, each, each, splice, "--datapath", "relay")
+	m.talk(t, talkers)
+	for range takeOvers {
+		m.takeOver(t, 2*talkers, each)
+	}
+	m.talked(t, 2*talkers)
+	m.end(t)
+	m.checkRecords(t)
+}
+
+// talk has so many clients talk at any time.
+func (m *movers) talk(t *testing.T, talkers int) {
+	to := m.web.destinations(m.lab)
 	for i := range talkers {
-		running.Go(func() {
+		m.running.Go(func() {
 			for {
 				select {
-				case <-stop:
+				case <-m.stop:
 					return
 				default:
 				}
 				id := m.count.Add(1)
-				client, err := m.talks.play(m.lab.Client, addresses(80, vip4, vip6)[i%2], id)
+				client, err := m.talks.play(m.lab.Client, to[i%len(to)], id)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				mu.Lock()
-				m.visits[id] = client
-				mu.Unlock()
+				m.mu.Lock()
+				m.visits[id] = [2]netip.AddrPort{client, netip.MustParseAddrPort(to[i%len(to)])}
+				m.mu.Unlock()
 			}
 		})
 	}
-	talked := func(more uint32) {
-		from := m.count.Load()
-		wait.For(t, "talks go on", talkTimeout, func() error {
-			if !t.Failed() && m.count.Load() < from+more {
-				return errNotYet
-			}
-			return nil
-		})
-	}
-	for n := range takeOvers {
-		talked(uint32(2 * talkers))
-		before := m.p
-		next := *before
-		m.p = &next
-		m.p.start(splice, "--datapath", "relay", "--take-over")
-		before.awaitLog("another sluice has taken over")
-		if n == 0 {
-			m.answer(t)
-		}
-		before.waitExit() // everything is with the next one
-		if code := before.cmd.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("after a take-over: %v, want exit status 0", before.cmd.ProcessState)
-		}
-	}
-	talked(uint32(2 * talkers))
-	close(stop)
-	running.Wait()
-	m.finish(t)
-	m.p.awaitRecords(len(m.visits) + len(m.slow) + len(m.half) + len(m.idle) + len(m.dialled)) // all have ended
-	m.p.stop()
-	m.checkRecords(t)
 }
 
-// newMovers starts a proxy, and opens so many connections of each kind.
-func newMovers(t *testing.T, splice string, each int) *movers {
+// talked waits until so many more talks have begun.
+func (m *movers) talked(t *testing.T, more int) {
 	t.Helper()
-	lab := netns.NewLab(t, 1)
+	from := m.count.Load()
+	wait.For(t, "talks go on", talkTimeout, func() error {
+		if !t.Failed() && m.count.Load() < from+uint32(more) {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// takeOver has a process take over from the one before, once so many talks more have begun, and
+// in the middle of so many dials.
+func (m *movers) takeOver(t *testing.T, talks, dials int) {
+	t.Helper()
+	m.talked(t, talks)
+	connected := m.dial(t, dials)
+	before := m.p
+	next := *before
+	m.p = &next
+	m.p.start(append(slices.Clone(m.flags), "--take-over")...)
+	before.awaitLog("another sluice has taken over")
+	connected()
+	before.waitExit() // everything is with the next one
+	for _, c := range m.dialled[:len(m.dialled)-dials] {
+		_ = c.Close() // it has been through another take-over
+	}
+	if code := before.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("after a take-over: %v, want exit status 0", before.cmd.ProcessState)
+	}
+}
+
+// end ends all clients, and then the proxy.
+func (m *movers) end(t *testing.T) {
+	t.Helper()
+	m.quit()
+	m.finish(t)
+	if err := wait.Poll(stopTimeout, func() error {
+		if n, want := len(m.records()), m.connections(); n < want {
+			return fmt.Errorf("%d of %d", n, want)
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("records of connections that have ended: %v", err)
+	}
+	m.p.stop()
+}
+
+// newMovers starts a proxy, and opens so many connections of each kind, and so many idle ones.
+func newMovers(t *testing.T, mode mode, each, idlers int, flags ...string) *movers {
+	t.Helper()
+	lab := netns.NewLab(t, 2)
 	b := lab.Backends[0]
-	m := &movers{lab: lab, talks: newTalkServer(talkSize), joiner: newJoiner(t, lab, b, 8081), visits: make(map[uint32]netip.AddrPort)}
-	m.talks.listen(t, b, 8080)
+	m := &movers{lab: lab, talks: newTalkServer(talkSize), joiner: newJoiner(t, lab, b, 8081), visits: make(map[uint32][2]netip.AddrPort), stop: make(chan struct{})}
+	m.quit = sync.OnceFunc(func() {
+		close(m.stop)
+		m.running.Wait()
+	})
+	for _, each := range lab.Backends {
+		m.talks.listen(t, each, 8080)
+	}
 	b.EchoTCP(t, 8083)
-	m.silent = silentListener(t, b, 8082)
-	web := webOn(lab)
+	m.silent = echoSilently(t, b, 8082)
+	m.web = webOn(lab)
+	m.web.nodePort = 30080
 	other := func(name, vip string, port uint16) webService {
 		return webService{name: name, vips: []string{vip}, port: 80, endpoints: on(port, b)}
 	}
-	joined, silent, idle := other("joined", "10.96.0.21", 8081), other("silent", "10.96.0.22", 8082), other("idle", "10.96.0.23", 8083)
-	m.p = startProxy(t, lab, []webService{web, joined, silent, idle}, splice, "--datapath", "relay")
-	m.p.relayed = "the test moves what the relay carries"
+	joined, silent, idle := other("joined", "10.96.0.21", 8081), other("silent", silentAddress, 8082), other("idle", "10.96.0.23", 8083)
+	m.p = prepareProxy(t, lab, []webService{m.web, joined, silent, idle})
+	m.p.mode, m.p.relayed = mode, "the test moves what the relay carries"
+	m.flags = flags
+	m.p.start(flags...)
+	t.Cleanup(m.quit) // before the proxy ends
 	for range each {
 		c := m.joiner.join(t, lab.Client, addresses(80, joined.vips...)[0])
 		_ = c.server.SetDeadline(time.Now().Add(10 * talkTimeout))
@@ -140,57 +184,75 @@ func newMovers(t *testing.T, splice string, each int) *movers {
 		wantEnd(t, h.server)
 		m.half = append(m.half, h)
 	}
-	m.idle = hold(t, lab.Client, addresses(80, idle.vips...)[0], each)
-	for range each {
-		c, err := lab.Client.Dial("tcp", addresses(80, silent.vips...)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		if _, err := io.WriteString(c, "early"); err != nil {
-			t.Fatal(err)
-		}
-		m.dialled = append(m.dialled, c)
-	}
+	m.idle = hold(t, lab.Client, addresses(80, idle.vips...)[0], idlers)
 	return m
 }
 
-// silentListener drops what arrives, until its filter is removed.
-func silentListener(t *testing.T, h *netns.Host, port uint16) net.Listener {
+// silentAddress is that of the Service whose endpoint is silent at times, and mostSilent how long
+// it is at most: a dial ends after 15 s.
+const (
+	silentAddress = "10.96.0.22"
+	mostSilent    = 8 * time.Second
+)
+
+// dial has clients connect to an endpoint that is silent for now. connected has it answer, and
+// waits until it has echoed what each client said.
+func (m *movers) dial(t *testing.T, clients int) (connected func()) {
 	t.Helper()
-	nothing := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
-	filter := unix.SockFprog{Len: 1, Filter: &nothing[0]}
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter)
-		}), err)
-	}}
+	m.mute(t, true)
+	answer := sync.OnceFunc(func() { m.mute(t, false) })
+	late := time.AfterFunc(mostSilent, answer)
+	t.Cleanup(func() { late.Stop() })
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result, clients)
+	var begun sync.WaitGroup
+	for range clients {
+		begun.Add(1)
+		go func() {
+			c, err := m.lab.Client.Dialer(&net.Dialer{Timeout: startTimeout}, "tcp", addresses(80, silentAddress)[0])
+			begun.Done()
+			if err == nil {
+				_ = c.SetDeadline(time.Now().Add(talkTimeout))
+				if _, err = io.WriteString(c, "early"); err == nil {
+					got := make([]byte, len("early"))
+					_, err = io.ReadFull(c, got)
+				}
+			}
+			results <- result{c, err}
+		}()
+	}
+	if !slices.Contains(m.flags, "kernel") { // else it is the client that dials the endpoint
+		begun.Wait()
+	}
+	return func() {
+		t.Helper()
+		answer()
+		for range clients {
+			r := <-results
+			if r.err != nil {
+				t.Fatalf("a client in the middle of a dial: %v", r.err)
+			}
+			m.dialled = append(m.dialled, r.conn)
+		}
+	}
+}
+
+// echoSilently echoes at an endpoint that mute makes silent: it drops what arrives.
+func echoSilently(t *testing.T, h *netns.Host, port uint16) net.Listener {
+	t.Helper()
+	lc := net.ListenConfig{}
 	lc.SetMultipathTCP(false)
 	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	return l
-}
-
-// answer has the silent endpoint answer the next packet of each dial, and echo.
-func (m *movers) answer(t *testing.T) {
-	t.Helper()
-	raw, err := m.silent.(*net.TCPListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-	}); errors.Join(err, failed) != nil {
-		t.Fatal(err, failed)
-	}
 	go func() {
 		for {
-			c, err := m.silent.Accept()
+			c, err := l.Accept()
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -199,10 +261,31 @@ func (m *movers) answer(t *testing.T) {
 			}
 			go func() {
 				defer c.Close()
-				_, _ = io.Copy(c, c)
+				_, _ = io.Copy(c, struct{ io.Reader }{c})
 			}()
 		}
 	}()
+	return l
+}
+
+func (m *movers) mute(t *testing.T, silent bool) {
+	nothing := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	filter := unix.SockFprog{Len: 1, Filter: &nothing[0]}
+	raw, err := m.silent.(*net.TCPListener).SyscallConn()
+	if err == nil {
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			if silent {
+				failed = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter)
+			} else {
+				failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+			}
+		})
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // finish has all connections but the talks come to their end.
@@ -219,12 +302,14 @@ func (m *movers) finish(t *testing.T) {
 		_ = c.client.Close()
 	}
 	for i, c := range m.half {
+		for _, end := range []net.Conn{c.client, c.server} {
+			_ = end.SetDeadline(time.Now().Add(talkTimeout))
+		}
 		sent := noise()[1000*i:][:100_000]
 		go func() {
 			_, _ = c.server.Write(sent)
 			_ = c.server.Close()
 		}()
-		_ = c.client.SetDeadline(time.Now().Add(talkTimeout))
 		if o := receive(c.client, sent, buf); o.err != nil || o.got != len(sent) {
 			t.Errorf("half-closed client %d: %d of %d bytes, %v", i, o.got, len(sent), o.err)
 		}
@@ -234,36 +319,43 @@ func (m *movers) finish(t *testing.T) {
 	for _, c := range m.idle {
 		_ = c.Close()
 	}
-	for i, c := range m.dialled {
-		_ = c.SetDeadline(time.Now().Add(talkTimeout))
-		got := make([]byte, len("early"))
-		if _, err := io.ReadFull(c, got); err != nil || string(got) != "early" {
-			t.Errorf("client %d that was in the middle of a dial: %q, %v", i, got, err)
-		}
+	for _, c := range m.dialled {
 		_ = c.Close()
 	}
+}
+
+// records returns those of connections so far.
+func (m *movers) records() []record {
+	list, _ := readRecords(m.p.accessLog) // the last line may be half written
+	return slices.DeleteFunc(list, func(r record) bool { return r.Protocol != "TCP" })
+}
+
+// connections counts those that have ended, once all have.
+func (m *movers) connections() int {
+	return len(m.visits) + len(m.slow) + len(m.half) + len(m.idle) + len(m.dialled) + m.beside
 }
 
 // checkRecords expects one record of each connection, with all bytes.
 func (m *movers) checkRecords(t *testing.T) {
 	t.Helper()
-	records := m.p.records()
+	records := m.records()
 	of := make(map[[2]netip.AddrPort][]record) // a port may have served two talks
 	for _, r := range records {
 		k := [2]netip.AddrPort{r.Client, r.VIP}
 		of[k] = append(of[k], r)
 	}
-	if want := len(m.visits) + len(m.slow) + len(m.half) + len(m.idle) + len(m.dialled); len(records) != want {
-		t.Errorf("%d records of %d connections", len(records), want)
+	if n := m.connections(); len(records) != n {
+		t.Errorf("%d records of %d connections", len(records), n)
 	}
 	one := func(c net.Conn, up, down int, end string) {
-		found := of[[2]netip.AddrPort{netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(c.RemoteAddr().String())}]
-		if len(found) != 1 {
-			t.Errorf("%s to %s has %d records", c.LocalAddr(), c.RemoteAddr(), len(found))
+		k := [2]netip.AddrPort{netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(c.RemoteAddr().String())}
+		if len(of[k]) == 0 {
+			t.Errorf("%s to %s has no record", c.LocalAddr(), c.RemoteAddr())
 			return
 		}
-		r := found[0]
-		if r.End != end || r.BytesUp != uint64(up) || r.BytesDown != uint64(down) || r.Attempts < 1 || r.ConnectUS == nil || r.FirstByteUS == nil || !r.SourceAddress.IsValid() {
+		r := of[k][0]
+		of[k] = of[k][1:]
+		if r.End != end || r.BytesUp != uint64(up) || r.BytesDown != uint64(down) || r.Attempts < 1 || r.Path == "relay" && (r.ConnectUS == nil || r.FirstByteUS == nil || !r.SourceAddress.IsValid()) {
 			t.Errorf("the record says %+v, want %d bytes up, %d down, %s", r, up, down, end)
 		}
 	}
@@ -276,13 +368,14 @@ func (m *movers) checkRecords(t *testing.T) {
 	for _, c := range m.dialled {
 		one(c, len("early"), len("early"), "client_fin")
 	}
-	for id, client := range m.visits {
+	for id, ends := range m.visits {
 		k := newTalk(id, talkSize)
-		for _, vip := range addresses(80, vip4, vip6) {
-			if found := of[[2]netip.AddrPort{client, netip.MustParseAddrPort(vip)}]; len(found) == 1 {
-				if err := k.compare(found[0]); err != nil {
-					t.Errorf("talk %d (ending %d): %v", id, k.ending, err)
-				}
+		switch found := of[ends]; len(found) {
+		case 0:
+			t.Errorf("talk %d (ending %d) of %s has no record", id, k.ending, ends[0])
+		case 1:
+			if err := k.compare(found[0]); err != nil {
+				t.Errorf("talk %d (ending %d, cut %d): %v; %+v", id, k.ending, k.cut, err, found[0])
 			}
 		}
 	}

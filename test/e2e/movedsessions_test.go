@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -134,7 +133,7 @@ func playNumberedOnce(t *testing.T, m mode, sessions int) error {
 	n.end()
 	n.p.stop()
 	if n.failed() == nil {
-		n.checkRecords()
+		n.checkRecords(n.p.records())
 	}
 	return n.failed()
 }
@@ -144,19 +143,21 @@ func newNumbered(t *testing.T, m mode, sessions int) *numbered {
 	lab := netns.NewLab(t, 4)
 	n := &numbered{lab: lab, stop: make(chan struct{}), seen: make(map[uint32]*numberedPeer)}
 	t.Cleanup(n.end)
-	for _, b := range lab.Backends {
-		for _, address := range addresses(8080, b.IPv4.String(), b.IPv6.String()) {
-			n.serve(t, b, address)
-		}
-	}
-	n.p = prepareProxy(t, lab, nil)
+	n.serve(t, 8080)
+	dns := webOn(lab)
+	dns.nodePort, dns.protocol = 30053, "UDP"
+	n.p = prepareProxy(t, lab, []webService{dns})
 	n.p.mode, n.p.relayed = m, "the test moves what the relay carries"
-	n.p.write("dns.yaml", strings.NewReplacer("type: ClusterIP", "type: NodePort", "port: 80,", "port: 80, nodePort: 30053,", "protocol: TCP", "protocol: UDP").
-		Replace(webOn(lab).yaml()))
 	n.p.start(movesRelayed...)
-	targets := append(addresses(80, vip4, vip6), addresses(30053, lab.Node.IPv4.String(), lab.Node.IPv6.String())...)
+	n.open(t, dns.destinations(lab), sessions)
+	return n
+}
+
+// open begins so many sessions, the first few of them busy.
+func (n *numbered) open(t *testing.T, targets []string, sessions int) {
+	t.Helper()
 	for i := range sessions {
-		c, err := lab.Client.Dial("udp", targets[i%len(targets)])
+		c, err := n.lab.Client.Dial("udp", targets[i%len(targets)])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +172,6 @@ func newNumbered(t *testing.T, m mode, sessions int) *numbered {
 			}
 		})
 	}
-	return n
 }
 
 // run sends datagrams and awaits those that come back, until stop. Then it awaits those on the
@@ -207,8 +207,18 @@ func (s *numberedSession) run(stop <-chan struct{}) error {
 	}
 }
 
-// serve echoes datagrams, and checks that each comes once, a session's from one address.
-func (n *numbered) serve(t *testing.T, h *netns.Host, address string) {
+// serve echoes datagrams at all endpoints, and checks that each comes once, a session's from one
+// address.
+func (n *numbered) serve(t *testing.T, port uint16) {
+	t.Helper()
+	for _, b := range n.lab.Backends {
+		for _, address := range addresses(port, b.IPv4.String(), b.IPv6.String()) {
+			n.serveAt(t, b, address)
+		}
+	}
+}
+
+func (n *numbered) serveAt(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", address)
 	if err != nil {
@@ -282,8 +292,7 @@ func (n *numbered) end() {
 }
 
 // checkRecords expects one record of each session, with all datagrams.
-func (n *numbered) checkRecords() {
-	records := n.p.records()
+func (n *numbered) checkRecords(records []record) {
 	if len(records) != len(n.sessions) {
 		n.fail("%d records of %d sessions", len(records), len(n.sessions))
 	}
@@ -296,7 +305,7 @@ func (n *numbered) checkRecords() {
 		n.mu.Lock()
 		peer := n.seen[s.id]
 		n.mu.Unlock()
-		if bytes := uint64(8 * s.got.Load()); r.BytesUp != bytes || r.BytesDown != bytes || r.Attempts != 1 || r.FirstByteUS == nil || r.Endpoint.String() != peer.endpoint {
+		if bytes := uint64(8 * s.got.Load()); r.BytesUp != bytes || r.BytesDown != bytes || r.Attempts != 1 || r.Path == "relay" && r.FirstByteUS == nil || r.Endpoint.String() != peer.endpoint {
 			n.fail("session %d: %+v, want %d bytes each way, and %s", s.id, r, bytes, peer.endpoint)
 		}
 		_ = s.conn.Close()

@@ -45,22 +45,19 @@ func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
 		b.EchoTCP(t, 8080)
 		b.EchoUDP(t, 8080)
 	}
-	p := prepareProxy(t, lab, nil)
+	web, dns := webOn(lab), webOn(lab)
+	web.nodePort = 30080
+	dns.name, dns.vips, dns.nodePort, dns.protocol = "dns", []string{"10.96.0.53", "fd00:96::53"}, 30053, "UDP"
+	p := prepareProxy(t, lab, []webService{web, dns})
 	p.mode, p.relayed = m, "while the next process loads the BPF programs"
-	web := webOn(lab)
-	text := strings.NewReplacer("type: ClusterIP", "type: NodePort", "port: 80,", "port: 80, nodePort: 30080,").Replace(web.yaml())
-	p.write("web.yaml", text)
-	web.vips = []string{"10.96.0.53", "fd00:96::53"}
-	p.write("dns.yaml", strings.NewReplacer("type: ClusterIP", "type: NodePort", "name: web", "name: dns", "port: 80,", "port: 80, nodePort: 30053,",
-		"protocol: TCP", "protocol: UDP").Replace(web.yaml()))
 	p.mode.flags = slices.Concat(m.flags, []string{"--udp-timeout", "1s"}) // sessions end soon
 	p.start(flags...)
 	w := &takeOvers{lab: lab, p: p, stop: make(chan struct{})}
-	for _, address := range slices.Concat(addresses(80, vip4, vip6), addresses(30080, lab.Node.IPv4.String(), lab.Node.IPv6.String())) {
+	for _, address := range web.destinations(lab) {
 		w.targets = append(w.targets, &target{network: "tcp", address: address})
 		w.talk(t, address)
 	}
-	for _, address := range slices.Concat(addresses(80, web.vips...), addresses(30053, lab.Node.IPv4.String(), lab.Node.IPv6.String())) {
+	for _, address := range dns.destinations(lab) {
 		w.targets = append(w.targets, &target{network: "udp", address: address})
 	}
 	for _, g := range w.targets {
@@ -112,7 +109,12 @@ func (w *takeOvers) askOnce(g *target) error {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(startTimeout))
+	return askByDatagram(c, startTimeout)
+}
+
+// askByDatagram asks one question.
+func askByDatagram(c net.Conn, within time.Duration) error {
+	_ = c.SetDeadline(time.Now().Add(within))
 	if _, err := c.Write([]byte("who")); err != nil {
 		return err
 	}

@@ -474,6 +474,11 @@ var promises = []mutation{
 		pkg: "datagram", test: "TestCopiesMove",
 	},
 	{
+		name: "nothing-moves", what: "what is open stays with the process before",
+		file: "node/handover.go", old: "p.moves = m.Hello.Moves", new: "p.moves = false",
+		pkg: "test/e2e", test: "TestPromise7_TakeOversUnderLoad/relay/sklookup-nftables",
+	},
+	{
 		name: "datagrams-before-sessions", what: "the next process receives datagrams before it has their sessions",
 		file: "node/takeover.go", old: "	p.stream.Begin()\n", new: "	p.stream.Begin()\n	p.datagram.Begin()\n",
 		pkg: "test/e2e", test: "TestPromise7_SessionsMove/many",

@@ -164,7 +164,7 @@ func (e *Echo) echo(c *net.TCPConn) {
 	if _, err := io.WriteString(c, e.says(c.RemoteAddr())+"\n"); err != nil {
 		return
 	}
-	if _, err := io.Copy(c, c); err == nil {
+	if _, err := io.Copy(c, struct{ io.Reader }{c}); err == nil { // io.Copy(c, c) would keep a pipe open
 		_ = c.CloseWrite()
 	}
 }

@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// loadSize is what runs beside take-overs.
+type loadSize struct {
+	takeOvers int
+	talkers   int // connections that send both ways
+	each      int // connections that are half-closed, with a slow reader, and being dialled in each take-over
+	idle      int
+	sessions  int // of UDP
+	perSecond int // new connections, and as many questions of new UDP sockets
+}
+
+// TestPromise7_TakeOversUnderLoad: processes take over from each other beside connections and UDP
+// sessions of all kinds, and new ones, by cluster IPs and node ports of both families. None is
+// refused, reset or loses anything; each has one record.
+func TestPromise7_TakeOversUnderLoad(t *testing.T) {
+	size := loadSize{takeOvers: 2, talkers: 8, each: 5, idle: 10, sessions: 20, perSecond: 50}
+	if full() {
+		size = loadSize{takeOvers: 20, talkers: 1000, each: 100, idle: 3600, sessions: 1000, perSecond: 1000}
+	}
+	if full() { // one flow in some 50,000 stays open after its client's RST
+		t.Run("kernel", func(t *testing.T) { size.play(t, mode{}, "--datapath", "kernel") })
+	}
+	t.Run("relay", func(t *testing.T) {
+		if !full() {
+			forModes(t, func(t *testing.T, m mode) { size.play(t, m, "--datapath", "relay") })
+			return
+		}
+		for _, m := range modes {
+			size := size
+			if m.name == "bind" || m.name == "sklookup" {
+				size.idle = 500 // their reply ports bound the connections to one endpoint
+			}
+			t.Run(m.name, func(t *testing.T) { size.play(t, m, "--datapath", "relay") })
+		}
+	})
+}
+
+func (size loadSize) play(t *testing.T, mode mode, flags ...string) {
+	if !slices.Contains(flags, "kernel") { // there, it would have UDP relayed
+		flags = append(flags, "--max-udp-sessions", "3000")
+	}
+	before := netns.Dropped(t)
+	m := newMovers(t, mode, size.each, size.idle, flags...)
+	l := newLoad(t, m)
+	m.talk(t, size.talkers)
+	l.numbered.open(t, l.sessions, size.sessions)
+	for _, list := range [][]*target{l.tcp, l.udp} {
+		m.running.Go(func() { l.come(t, list, size.perSecond) })
+	}
+	began := time.Now()
+	for range size.takeOvers {
+		l.progress(t)
+		m.takeOver(t, size.talkers/4, size.each)
+	}
+	l.progress(t)
+	took := time.Since(began)
+	m.quit()
+	newcomers := l.served()
+	m.end(t)
+	m.checkRecords(t)
+	l.checkRecords(t)
+	l.checkLosses(t, netns.Dropped(t)-before)
+	t.Logf("%d take-overs in %v beside %d talks, %d other connections, %d newcomers, and %d sessions",
+		size.takeOvers, took, m.count.Load(), len(m.slow)+len(m.half)+len(m.idle)+len(m.dialled), newcomers, len(l.numbered.sessions))
+}
+
+// load is what runs beside movers.
+type load struct {
+	m        *movers
+	ask      takeOvers // for its questions
+	tcp, udp []*target
+	numbered *numbered
+	repeated atomic.Int64 // questions that were asked again
+	sessions []string     // where they are
+}
+
+func newLoad(t *testing.T, m *movers) *load {
+	t.Helper()
+	l := &load{m: m, ask: takeOvers{lab: m.lab}, numbered: &numbered{lab: m.lab, stop: m.stop, seen: make(map[uint32]*numberedPeer)}}
+	l.numbered.serve(t, 8085)
+	for _, b := range m.lab.Backends {
+		b.EchoTCP(t, 8084)
+		b.EchoUDP(t, 8084)
+	}
+	tcp := webService{name: "new", vips: []string{"10.96.0.31", "fd00:96::31"}, port: 80, nodePort: 30081, endpoints: on(8084, m.lab.Backends...)}
+	udp := webService{name: "dns", vips: []string{"10.96.0.53", "fd00:96::53"}, port: 53, nodePort: 30053, protocol: "UDP", endpoints: tcp.endpoints}
+	numbers := webService{name: "numbers", vips: []string{"10.96.0.32", "fd00:96::32"}, port: 80, nodePort: 30082, protocol: "UDP", endpoints: on(8085, m.lab.Backends...)}
+	m.p.apply(tcp)
+	m.p.write("dns.yaml", udp.annotated(`sluice.dev/udp-timeout: "10s"`))
+	m.p.apply(numbers)
+	for _, address := range tcp.destinations(m.lab) {
+		l.tcp = append(l.tcp, &target{network: "tcp", address: address})
+	}
+	for _, address := range udp.destinations(m.lab) {
+		l.udp = append(l.udp, &target{network: "udp", address: address})
+	}
+	for _, g := range slices.Concat(l.tcp, l.udp) {
+		wait.For(t, "the Service is served", startTimeout, func() error {
+			err := l.ask.askOnce(g)
+			if err == nil {
+				g.served.Add(1)
+			}
+			return err
+		})
+	}
+	l.sessions = numbers.destinations(m.lab)
+	return l
+}
+
+// mostNewcomers bounds the newcomers of each kind that have no answer yet.
+const mostNewcomers = 300
+
+// come has newcomers ask each target in turn, at a rate.
+func (l *load) come(t *testing.T, list []*target, perSecond int) {
+	tick := time.NewTicker(time.Second / time.Duration(perSecond))
+	defer tick.Stop()
+	room := make(chan struct{}, mostNewcomers)
+	for i := 0; ; i++ {
+		select {
+		case <-l.m.stop:
+			return
+		case <-tick.C:
+		}
+		g := list[i%len(list)]
+		room <- struct{}{}
+		l.m.running.Go(func() {
+			defer func() { <-room }()
+			if err := l.question(g, i); err != nil {
+				t.Errorf("%s %s, after %d that were served: %v", g.network, g.address, g.served.Load(), err)
+				return
+			}
+			g.served.Add(1)
+		})
+	}
+}
+
+// newcomerPorts is how many local ports newcomers of UDP have, each in turn towards each target.
+const newcomerPorts = 4501
+
+// question is that of a newcomer. Ports of UDP are above those of the kernel.
+func (l *load) question(g *target, i int) error {
+	if g.network == "tcp" {
+		return l.ask.askOnce(g)
+	}
+	const first = 61000
+	for ; ; i++ {
+		d := net.Dialer{LocalAddr: &net.UDPAddr{Port: first + i%newcomerPorts}}
+		c, err := l.m.lab.Client.Dialer(&d, "udp", g.address)
+		if err == nil {
+			defer c.Close()
+			return l.repeat(c)
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
+}
+
+// repeat asks until there is an answer: the kernel drops packets that wait too long for a CPU.
+func (l *load) repeat(c net.Conn) (err error) {
+	for range 6 {
+		if err = askByDatagram(c, startTimeout/6); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		l.repeated.Add(1)
+	}
+	return err
+}
+
+// checkLosses expects datagrams to be lost only if the kernel has dropped packets.
+func (l *load) checkLosses(t *testing.T, dropped uint64) {
+	t.Helper()
+	err, repeated := l.numbered.failed(), l.repeated.Load()
+	if dropped == 0 && (err != nil || repeated > 0) {
+		t.Errorf("%d questions were lost; %v", repeated, err)
+	}
+	if dropped > 0 {
+		t.Logf("the kernel has dropped %d packets; %d questions were asked again; %v", dropped, repeated, err)
+	}
+}
+
+// progress waits until newcomers at each target have been served, and sessions have gone on.
+func (l *load) progress(t *testing.T) {
+	t.Helper()
+	all := slices.Concat(l.tcp, l.udp)
+	var from []int64
+	for _, g := range all {
+		from = append(from, g.served.Load())
+	}
+	wait.For(t, "newcomers are served", startTimeout, func() error {
+		for i, g := range all {
+			if n := g.served.Load() - from[i]; n < 5 && !t.Failed() {
+				return fmt.Errorf("%s %s served %d", g.network, g.address, n)
+			}
+		}
+		return nil
+	})
+	l.numbered.progress(t)
+}
+
+// served counts newcomers, and those of TCP as connections beside the movers.
+func (l *load) served() (n int64) {
+	for _, g := range slices.Concat(l.tcp, l.udp) {
+		n += g.served.Load()
+		if g.network == "tcp" {
+			l.m.beside += int(g.served.Load())
+		}
+	}
+	return n
+}
+
+// checkRecords expects one record of each UDP session.
+func (l *load) checkRecords(t *testing.T) {
+	t.Helper()
+	var numbers []record
+	newcomers := make(map[string]int64)
+	for _, r := range l.m.p.records() {
+		switch {
+		case r.Protocol != "UDP":
+		case slices.Contains(l.sessions, r.VIP.String()):
+			numbers = append(numbers, r)
+		default:
+			newcomers[r.VIP.String()]++
+		}
+	}
+	if l.numbered.failed() == nil {
+		l.numbered.checkRecords(numbers)
+	}
+	for _, g := range l.udp {
+		// A port that comes again may find its session, which take-overs keep for longer.
+		if n, most := newcomers[g.address], g.served.Load(); n > most || n < min(most, newcomerPorts) {
+			t.Errorf("%d records of %d questions to %s", n, most, g.address)
+		}
+	}
+}
