@@ -278,12 +278,16 @@ func (f *flow) leave() {
 	w.gone = append(w.gone, f)
 }
 
-// free releases an index and removes its tuples.
+// free releases an index and removes its tuples. They go first: BPF takes the packets that find a
+// free flow for those of an open one, and a packet of the client's own connection to the endpoint
+// would get the Service's address.
 func (w *worker) free(index uint32) {
 	k := &w.kernel.Flows[index]
-	if atomic.SwapUint32((*uint32)(&k.State), uint32(bpf.KernelStateFREE)) != uint32(bpf.KernelStateVACATED) {
+	state := (*uint32)(&k.State)
+	if atomic.LoadUint32(state) != uint32(bpf.KernelStateVACATED) {
 		w.kernel.Index.EraseAll(index)
 	}
+	atomic.StoreUint32(state, uint32(bpf.KernelStateFREE))
 	l := &w.kernel.Loads[k.Service]
 	if bpf.ProtocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCONFIRMED))&uint32(bpf.KernelSeenCONFIRMED) == 0 {
 		atomic.AddUint64(&l.Confirmed, 1)
