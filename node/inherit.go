@@ -35,6 +35,9 @@ func (p *Proxy) balancerOf(name service.PortName) *balancer.Balancer {
 // It returns the time from which on others are left.
 func (p *Proxy) tellAffinity(c *handover.Conn, since int64) (now int64, err error) {
 	now = poll.Nanotime()
+	if p.table == nil {
+		return now, nil // it has no configuration yet, and so no clients
+	}
 	left := mostMovedPins
 	for _, port := range p.table.Snapshot().Ports {
 		if port == nil {

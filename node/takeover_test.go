@@ -16,27 +16,60 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestEndWaitsForATakeOver: a signal to end, while another process takes over, counts once that one
-// serves, or is gone.
-func TestEndWaitsForATakeOver(t *testing.T) {
-	if !inOwnNamespace(t) {
-		return
-	}
+// takesOver returns what makes proxies for a manifest that take over from each other.
+func takesOver(t *testing.T, manifest string) (c Config, begin func() *Proxy) {
+	t.Helper()
 	root, unmount, err := bpffs.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(unmount)
-	c := config(t, webManifest)
-	c.AdminSocket, c.Steering.BPFRoot = Off, root
+	c = config(t, manifest)
+	c.AdminSocket, c.Steering.BPFRoot = filepath.Join(t.TempDir(), "admin"), root
 	c.TakeOver, c.TakeOverTimeout = true, time.Minute
-	begin := func() *Proxy {
+	return c, func() *Proxy {
+		t.Helper()
 		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
+}
+
+// silent is a source that has nothing to say, such as an API server that does not answer.
+type silent struct{}
+
+func (silent) Run(ctx context.Context, _ func(service.Change)) error {
+	<-ctx.Done()
+	return nil
+}
+
+// TestTakeOverFromOneWithoutConfiguration: a process that has learnt of no Service hands over as well.
+func TestTakeOverFromOneWithoutConfiguration(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	_, begin := takesOver(t, webManifest)
+	first := begin()
+	first.source = silent{}
+	_, stopFirst := run(t, first)
+	_, stopNext := run(t, begin())
+	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
+	stopFirst()
+	if first.successor == nil {
+		t.Error("the first process has not handed over")
+	}
+	stopNext()
+}
+
+// TestEndWaitsForATakeOver: a signal to end, while another process takes over, counts once that one
+// serves, or is gone.
+func TestEndWaitsForATakeOver(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	_, begin := takesOver(t, webManifest)
 	first := begin()
 	_, stopFirst := run(t, first)
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
@@ -82,12 +115,7 @@ func TestDrainDuringATakeOver(t *testing.T) {
 	if !inOwnNamespace(t) {
 		return
 	}
-	root, unmount, err := bpffs.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(unmount)
-	c := config(t, webManifest+`---
+	c, begin := takesOver(t, webManifest+`---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {namespace: shop, name: web-2, labels: {kubernetes.io/service-name: web}}
@@ -95,15 +123,6 @@ addressType: IPv4
 ports: [{port: 8080}]
 endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], nodeName: node}]
 `)
-	c.AdminSocket, c.Steering.BPFRoot = filepath.Join(t.TempDir(), "admin"), root
-	c.TakeOver, c.TakeOverTimeout = true, time.Minute
-	begin := func() *Proxy {
-		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
 	admin := client.New(c.AdminSocket)
 	tell := func(endpoint string, back bool) {
 		t.Helper()
