@@ -147,9 +147,9 @@ func (f *forwarder) complete(ctx context.Context, a *answer, t dnsmessage.Type) 
 	}
 	var p dnsmessage.Parser
 	var h dnsmessage.Header
+	var reply []byte
 	for _, network := range []string{"udp", "tcp"} {
-		reply := f.ask(ctx, asked, network)
-		if reply == nil {
+		if reply = f.ask(ctx, asked, network); reply == nil {
 			return false
 		}
 		if h, err = p.Start(reply); err != nil {
@@ -163,13 +163,11 @@ func (f *forwarder) complete(ctx context.Context, a *answer, t dnsmessage.Type) 
 		return false
 	}
 	for {
-		r, err := readRecord(&p)
+		r, err := readRecord(&p, reply)
 		if err != nil {
 			a.code = h.RCode
 			return errors.Is(err, dnsmessage.ErrSectionDone)
 		}
-		if r.data != nil {
-			a.records = append(a.records, r)
-		}
+		a.records = append(a.records, r)
 	}
 }

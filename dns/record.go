@@ -1,7 +1,7 @@
 package dns
 
 import (
-	"encoding/binary"
+	"errors"
 	"strings"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -49,39 +49,97 @@ func appendName(data []byte, name string) []byte {
 	return append(data, 0)
 }
 
-// readRecord reads the next answer of a resolver. A SOA, which nobody asks an alias for, has
-// no data then.
-func readRecord(p *dnsmessage.Parser) (r record, err error) {
+// readRecord reads the next answer of a resolver's message.
+func readRecord(p *dnsmessage.Parser, message []byte) (r record, err error) {
 	h, err := p.AnswerHeader()
 	if err != nil {
 		return r, err
 	}
-	r = record{name: h.Name.String(), kind: h.Type, ttl: h.TTL}
-	// Names in the data of these types may be compressed (RFC 3597, 4).
-	switch h.Type {
-	case dnsmessage.TypeCNAME:
-		body, failed := p.CNAMEResource()
-		r.data, err = appendName(nil, body.CNAME.String()), failed
-	case dnsmessage.TypeNS:
-		body, failed := p.NSResource()
-		r.data, err = appendName(nil, body.NS.String()), failed
-	case dnsmessage.TypePTR:
-		body, failed := p.PTRResource()
-		r.data, err = appendName(nil, body.PTR.String()), failed
-	case dnsmessage.TypeMX:
-		body, failed := p.MXResource()
-		r.data, err = appendName(binary.BigEndian.AppendUint16(nil, body.Pref), body.MX.String()), failed
-	case dnsmessage.TypeSRV:
-		body, failed := p.SRVResource()
-		for _, n := range [...]uint16{body.Priority, body.Weight, body.Port} {
-			r.data = binary.BigEndian.AppendUint16(r.data, n)
-		}
-		r.data, err = appendName(r.data, body.Target.String()), failed
-	case dnsmessage.TypeSOA:
-		err = p.SkipAnswer()
-	default:
-		body, failed := p.UnknownResource()
-		r.data, err = body.Data, failed
+	body, err := p.UnknownResource()
+	if err != nil {
+		return r, err
 	}
-	return r, err
+	data, ok := decompress(message, body.Data, layout(h.Type))
+	if !ok {
+		return r, errData
+	}
+	return record{name: h.Name.String(), kind: h.Type, ttl: h.TTL, data: data}, nil
 }
+
+var errData = errors.New("a record's data are not of its type's form")
+
+// layout returns how the data of a type begin whose names may be compressed (RFC 1035, 3.3;
+// RFC 3597, 4): n is a name, s a string with its length before it, a digit so many bytes.
+func layout(t dnsmessage.Type) string {
+	const md, mf, mb, mg, mr, minfo, rp, afsdb, rt, sig, px, nxt, naptr, kx, dname = 3, 4, 7, 8, 9, 14, 17, 18, 21, 24, 26, 30, 35, 36, 39
+	switch t {
+	case dnsmessage.TypeCNAME, dnsmessage.TypeNS, dnsmessage.TypePTR, md, mf, mb, mg, mr, nxt, dname:
+		return "n"
+	case dnsmessage.TypeSOA, minfo, rp:
+		return "nn"
+	case dnsmessage.TypeMX, afsdb, rt, kx:
+		return "2n"
+	case px:
+		return "2nn"
+	case dnsmessage.TypeSRV:
+		return "6n"
+	case sig:
+		return "99n"
+	case naptr:
+		return "4sssn"
+	}
+	return ""
+}
+
+// decompress returns a record's data with their names whole. It reports false if they are
+// shorter than their layout.
+func decompress(message, data []byte, layout string) (whole []byte, ok bool) {
+	for _, field := range layout {
+		n := int(field - '0')
+		switch {
+		case field == 'n':
+			if whole, data, ok = decompressName(message, data, whole); !ok {
+				return nil, false
+			}
+			continue
+		case field == 's' && len(data) > 0:
+			n = 1 + int(data[0])
+		}
+		if n > len(data) {
+			return nil, false
+		}
+		whole, data = append(whole, data[:n]...), data[n:]
+	}
+	return append(whole, data...), true
+}
+
+// decompressName adds the name that data begin with to whole, and returns what follows it.
+// It reports false for a name that is cut off, too long or refers to itself.
+func decompressName(message, data, whole []byte) (_, rest []byte, ok bool) {
+	begin, jumps := len(whole), 0
+	for len(data) > 0 && len(whole)-begin < 255 {
+		n := int(data[0])
+		switch {
+		case n < 0x40 && n < len(data): // a label
+			whole, data = append(whole, data[:1+n]...), data[1+n:]
+			if n > 0 {
+				continue
+			}
+			if jumps == 0 {
+				rest = data
+			}
+			return whole, rest, len(whole)-begin <= 255
+		case n >= 0xc0 && len(data) > 1 && jumps < mostJumps: // the rest is elsewhere in the message
+			if jumps++; jumps == 1 {
+				rest = data[2:]
+			}
+			data = message[min(n&0x3f<<8|int(data[1]), len(message)):]
+		default:
+			return nil, nil, false
+		}
+	}
+	return nil, nil, false
+}
+
+// mostJumps bounds the references that a name follows; dnsmessage has the same bound.
+const mostJumps = 10

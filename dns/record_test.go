@@ -1,69 +1,117 @@
 package dns
 
 import (
+	"encoding/binary"
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// TestReadRecord reads a resolver's answers, whose names are compressed, and packs them
-// again: they say the same.
+// TestReadRecord reads a resolver's answers of each type whose names may be compressed, and
+// of two others, and packs them again: their names are whole, and the rest is as it was.
 func TestReadRecord(t *testing.T) {
-	name := dnsmessage.MustNewName("alias.example.org.")
-	other := dnsmessage.MustNewName("a.very.long.name.example.org.")
-	bodies := []dnsmessage.ResourceBody{
-		&dnsmessage.CNAMEResource{CNAME: other}, &dnsmessage.NSResource{NS: other}, &dnsmessage.PTRResource{PTR: other},
-		&dnsmessage.MXResource{Pref: 513, MX: other}, &dnsmessage.AResource{A: [4]byte{192, 0, 2, 1}},
-		&dnsmessage.AAAAResource{AAAA: [16]byte{0x20, 1, 15: 9}}, &dnsmessage.TXTResource{TXT: []string{"one", "two"}},
-		&dnsmessage.SRVResource{Priority: 1, Weight: 2, Port: 3, Target: other},
-		&dnsmessage.SOAResource{NS: other, MBox: other, Serial: 7},
+	const twenty = "serial, refresh, ..."
+	rows := []struct {
+		kind uint16
+		data string // <n> is a name
+	}{
+		{1, "\xc0\x00\x02\x01"}, {16, "\x03one\x03two"}, {999, "\xc0\x0c"}, // an address, text and a later type
+		{2, "<n>"}, {3, "<n>"}, {4, "<n>"}, {5, "<n>"}, {6, "<n><n>" + twenty}, {7, "<n>"}, {8, "<n>"}, {9, "<n>"},
+		{12, "<n>"}, {14, "<n><n>"}, {15, "\x02\x01<n>"}, {17, "<n><n>"}, {18, "\x00\x01<n>"}, {21, "\x00\x01<n>"},
+		{24, "the first 18 bytes<n>signature"}, {26, "\x00\x01<n><n>"}, {30, "<n>bitmap"}, {33, "\x00\x01\x00\x02\x00\x03<n>"},
+		{35, "\x00\x01\x00\x02\x01S\x03SIP\x00<n>"}, {36, "\x00\x01<n>"}, {39, "<n>"},
 	}
-	q := query{question: dnsmessage.Question{Name: name, Type: dnsmessage.TypeALL, Class: dnsmessage.ClassINET}}
-	m := dnsmessage.Message{Questions: []dnsmessage.Question{q.question}}
-	for _, b := range bodies {
-		h := dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: 60}
-		m.Answers = append(m.Answers, dnsmessage.Resource{Header: h, Body: b})
-	}
-	sent, err := m.Pack()
+	const compressed, whole = "\x01a\xc0\x12", "\x01a\x07example\x03org\x00" // the question's name begins at 12, example.org. at 18
+	q := query{question: dnsmessage.Question{Name: dnsmessage.MustNewName("alias.example.org."), Type: dnsmessage.TypeALL, Class: dnsmessage.ClassINET}}
+	sent, err := (&message{}).pack(&q, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent = append(sent, 0xc0, 12, 0, byte(dnsmessage.TypeSRV), 0, byte(dnsmessage.ClassINET), 0, 0, 0, 60, 0, 8, 0, 1, 0, 2, 0, 3, 0xc0, 78)
-	sent[7]++ // one more answer, whose target is compressed: it is that of the NS record
-	var p dnsmessage.Parser
-	if _, err := p.Start(sent); err != nil || p.SkipAllQuestions() != nil {
+	for _, row := range rows {
+		data := strings.ReplaceAll(row.data, "<n>", compressed)
+		sent = binary.BigEndian.AppendUint16(append(sent, 0xc0, 12), row.kind)
+		sent = binary.BigEndian.AppendUint16(append(sent, 0, 1, 0, 0, 0, 60), uint16(len(data)))
+		sent = append(sent, data...)
+		sent[7]++
+	}
+	got := readAll(t, sent)
+	packed, err := (&message{answers: got}).pack(&q, 0)
+	if err != nil {
 		t.Fatal(err)
 	}
-	var again message
+	got = readAll(t, packed)
+	if len(got) != len(rows) {
+		t.Fatalf("%d answers; want %d", len(got), len(rows))
+	}
+	for i, row := range rows {
+		want := record{"alias.example.org.", dnsmessage.Type(row.kind), 60, []byte(strings.ReplaceAll(row.data, "<n>", whole))}
+		if !reflect.DeepEqual(got[i], want) {
+			t.Errorf("got %+v\nwant %+v", got[i], want)
+		}
+	}
+}
+
+func readAll(t *testing.T, m []byte) (records []record) {
+	t.Helper()
+	var p dnsmessage.Parser
+	if _, err := p.Start(m); err != nil || p.SkipAllQuestions() != nil {
+		t.Fatal(err)
+	}
 	for {
-		r, err := readRecord(&p)
+		r, err := readRecord(&p, m)
 		if errors.Is(err, dnsmessage.ErrSectionDone) {
-			break
+			return records
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.data != nil {
-			again.answers = append(again.answers, r)
+		records = append(records, r)
+	}
+}
+
+// FuzzReadRecord compares the names in a resolver's CNAME and SOA records with those that
+// dnsmessage reads.
+func FuzzReadRecord(f *testing.F) {
+	for _, data := range []string{"\x01a\xc0\x0c", "\xc0\x0c\xc0\x0cserial, refresh, ...", "\xc0\x2e", "\x3flong", "\x01a\x00\x01b\x00", "\x40"} {
+		f.Add([]byte(data), false)
+		f.Add([]byte(data), true)
+	}
+	q := query{question: dnsmessage.Question{Name: dnsmessage.MustNewName("example.org."), Type: dnsmessage.TypeALL, Class: dnsmessage.ClassINET}}
+	f.Fuzz(func(t *testing.T, data []byte, soa bool) {
+		kind := dnsmessage.TypeCNAME
+		if soa {
+			kind = dnsmessage.TypeSOA
 		}
-	}
-	packed, err := again.pack(&q, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got dnsmessage.Message
-	if err := got.Unpack(packed); err != nil {
-		t.Fatal(err)
-	}
-	want := append(bodies[:len(bodies)-1], &dnsmessage.SRVResource{Priority: 1, Weight: 2, Port: 3, Target: other}) // without the SOA
-	if len(got.Answers) != len(want) {
-		t.Fatalf("%d answers; want %d", len(got.Answers), len(want))
-	}
-	for i, a := range got.Answers {
-		if !reflect.DeepEqual(a.Body, want[i]) || a.Header.TTL != 60 || a.Header.Name != name {
-			t.Errorf("got %v of %v; want %v", a.Body.GoString(), a.Header.GoString(), want[i].GoString())
+		m, err := (&message{answers: []record{{"example.org.", kind, 60, data}}}).pack(&q, 0)
+		if err != nil {
+			return
 		}
-	}
+		var p dnsmessage.Parser
+		r, failed := record{}, errors.New("no record")
+		if _, err := p.Start(m); err == nil && p.SkipAllQuestions() == nil {
+			r, failed = readRecord(&p, m)
+		}
+		var want []byte
+		all := p
+		if _, err := all.Start(m); err != nil || all.SkipAllQuestions() != nil {
+			t.Fatal(err)
+		}
+		switch body, err := all.Answer(); b := body.Body.(type) {
+		case *dnsmessage.CNAMEResource:
+			want = appendName(nil, b.CNAME.String())
+		case *dnsmessage.SOAResource:
+			want = appendName(appendName(nil, b.NS.String()), b.MBox.String())
+		default:
+			if err == nil {
+				t.Fatalf("an answer of type %T", b)
+			}
+			return // dnsmessage also refuses names with dots in their labels
+		}
+		if failed != nil || !strings.HasPrefix(string(r.data), string(want)) {
+			t.Errorf("%q is %q, %v; want %q", data, r.data, failed, want)
+		}
+	})
 }
