@@ -69,7 +69,7 @@ test-sctp-full: deps ## Run 1,000 associations with 100 messages each, and 20 ta
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|take-over|faults)' $(TESTFLAGS) ./test/vm
 
 # Tests of what only the relay does: docs/datapath.md has a table of them.
-RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay|TestReadersThatStop|TestConnectionLimit|TestResourcesOfOneNamespace|TestConnectionsFromTheNodeTake|TestConnectionTrackingIsKept|TestServiceWhoseEndpointsRefuse|TestGonePeer|TestHangupDuringTheStart|TestTakeOver|TestHangupAfterTakeOver
+RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay|TestReadersThatStop|TestResourcesOfOneNamespace|TestConnectionsFromTheNodeTake|TestConnectionTrackingIsKept|TestServiceWhoseEndpointsRefuse|TestGonePeer|TestHangupDuringTheStart|TestTakeOver|TestHangupAfterTakeOver
 
 .PHONY: test-flows
 test-flows: deps ## Run the end-to-end tests with --datapath=kernel

@@ -148,6 +148,9 @@ func (s *Server) Balancer(name service.PortName) *balancer.Balancer {
 	return nil
 }
 
+// Places returns nil: nothing bounds the sessions that the kernel forwards.
+func (s *Server) Places(service.PortName) conntrack.Places { return nil }
+
 // warn logs a problem of a service port once.
 func (s *Server) warn(port *service.Port, problem error) {
 	s.once.Warn("Service "+port.Name.Name.String(), problem)

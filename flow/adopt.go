@@ -210,6 +210,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 		return
 	}
 	w.shard.Open(r)
+	f.addPlace()
 	r.Resume()
 	switch {
 	case f.state() >= bpf.KernelStateCLOSED:

@@ -66,6 +66,7 @@ func (w *worker) discover(index uint32) *flow {
 	f.service.add(f)
 	w.server.stats.open.Add(1)
 	w.shard.Open(r)
+	f.addPlace()
 	endpoint := bpf.PortOf(k.Endpoint, k.EndpointPort)
 	found, serves := endpointOf(v.Port, endpoint)
 	if found == nil {

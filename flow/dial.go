@@ -35,9 +35,12 @@ const (
 func (f *flow) dial(st *state, v *policy.Verdict) {
 	w, h := f.worker, f.handshake
 	now := poll.Nanotime()
-	i, patience, ok := f.service.balancer.Next(&h.plan, v.Candidates, balancer.Conn{Client: f.record.Client, Destination: f.record.VIP}, now)
+	i, patience, ok := f.choose(v, now)
 	switch {
-	case i == balancer.Full: // rules judge what the kernel forwards, so that it cannot wait in the relay
+	case i == balancer.Full:
+		if f.service.places != nil {
+			f.service.places.Full(&v.Port.Limits)
+		}
 		f.failBy(conntrack.LimitReached)
 		return
 	case !ok, i == balancer.Pause && f.isUDP(): // datagrams do not wait for an endpoint to recover
@@ -49,10 +52,6 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 		return
 	}
 	ep := &v.Candidates[i]
-	if !f.record.BeginAttemptBelow(f.service.balancer.MaxOpen(), ep, now) {
-		f.failBy(conntrack.LimitReached) // the relay took the place
-		return
-	}
 	f.shared().Attempts = uint8(min(f.record.Attempts, math.MaxUint8))
 	if !f.aim(st, v, ep) {
 		f.record.AttemptFailed(conntrack.DialNoAddress, now)
@@ -76,6 +75,18 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 	f.record.Affinity = h.plan.Affinity()
 	f.record.Announce(now)
 	w.loop.Schedule(&f.timer, now+int64(w.waits.resend), f)
+}
+
+// choose is balancer.Next for the flow, with the record's attempt begun.
+func (f *flow) choose(v *policy.Verdict, now int64) (index int, patience time.Duration, ok bool) {
+	b, plan := f.service.balancer, &f.handshake.plan
+	for {
+		i, patience, ok := b.Next(plan, v.Candidates, balancer.Conn{Client: f.record.Client, Destination: f.record.VIP}, now)
+		if !ok || i < 0 || f.record.BeginAttemptBelow(b.MaxOpen(), &v.Candidates[i], now) {
+			return i, patience, ok
+		}
+		plan.Excuse() // the relay took the place
+	}
 }
 
 // aim sets the endpoint and whose address it sees. It returns false if the node has no

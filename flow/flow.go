@@ -25,6 +25,7 @@ type flow struct {
 	generation uint32
 	protocol   service.Protocol
 	ended      bool // its record is written
+	counted    bool // among those that limits bound
 
 	// What a parked record says, and BPF does not know.
 	kind     service.AddressKind
@@ -225,6 +226,7 @@ func (f *flow) end(end conntrack.End, at int64) {
 	}
 	f.unpark()
 	f.ended = true
+	f.givePlace()
 	w, r, k := f.worker, f.record, f.shared()
 	if h := f.handshake; h != nil && r.Affinity == balancer.AffinityNone {
 		r.Affinity = h.plan.Affinity()

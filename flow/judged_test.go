@@ -109,8 +109,9 @@ func TestRulesLeaveProxyHeadersToTheRelay(t *testing.T) {
 	}{
 		{"nothing", service.Port{}, true, true},
 		{"datapath", service.Port{Annotations: map[string]string{pathAnnotation: "relay"}}, false, true},
-		{"max-connections", service.Port{Limits: service.Limits{Connections: 1}}, false, true},
-		{"max-connections-per-endpoint", service.Port{Limits: service.Limits{PerEndpoint: 1}}, false, true},
+		{"max-connections", service.Port{Limits: service.Limits{Connections: 1}}, true, true},
+		{"max-connections-per-endpoint", service.Port{Limits: service.Limits{PerEndpoint: 1}}, true, true},
+		{"queue-timeout", service.Port{Limits: service.Limits{PerEndpoint: 1, Queue: time.Second}}, false, true},
 		{"hold", service.Port{Hold: time.Second}, false, true},
 		{"rebalance", service.Port{Rebalance: time.Second}, false, true},
 		{"proxy-protocol", service.Port{SendProxy: 2}, false, false},

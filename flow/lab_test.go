@@ -59,6 +59,8 @@ func (r *noRelay) Bind(policy.Opening) error                         { return r.
 func (*noRelay) Unbind(service.Destination)                          {}
 func (r *noRelay) Balancer(name service.PortName) *balancer.Balancer { return r.balancers[name] }
 
+func (*noRelay) Places(service.PortName) conntrack.Places { return nil }
+
 // apply has balancers for the ports of a policy.
 func (r *noRelay) apply(table *policy.Table) {
 	for _, port := range table.Snapshot().Ports {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -21,6 +22,8 @@ type Relay interface {
 	// Balancer returns the balancer of a service port, which both data paths use, or
 	// nil. It is called after the relay has the policy.
 	Balancer(service.PortName) *balancer.Balancer
+	// Places returns those of a service port, likewise; nil if nothing bounds its connections.
+	Places(service.PortName) conntrack.Places
 }
 
 // Path is what the kernel forwards of one protocol, with the Relay behind it. The control
@@ -180,13 +183,13 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 	s = p.services[port.Name]
 	is, problem := eligible(port, judged)
 	p.server.once.Warn("Service "+port.Name.Name.String(), problem)
-	b := p.relay.Balancer(port.Name)
+	b, places := p.relay.Balancer(port.Name), p.relay.Places(port.Name)
 	load := uint32(port.ID) + 1
 	if s == nil || s.inKernel != is || s.balancer != b || s.load != load {
 		// The loop reads both without a lock: a port that changes one begins anew.
 		// Its flows stay with the old object.
 		replaced = s
-		s = &portService{path: p, balancer: b, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
+		s = &portService{path: p, balancer: b, places: places, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
 		if replaced != nil {
 			s.destinations, replaced.destinations = replaced.destinations, nil
 			s.lists, replaced.lists = replaced.lists, nil

@@ -25,6 +25,7 @@ const (
 type portService struct {
 	path     *Path
 	balancer *balancer.Balancer // read by the loop; set before the service is published, like inKernel
+	places   conntrack.Places   // likewise; nil if nothing bounds its connections
 	counters *conntrack.Counters
 	inKernel bool
 	load     uint32 // index of loads
@@ -72,7 +73,7 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	if counts && port.Name.Protocol == service.UDP {
 		is = false // the relay counts responses
 	}
-	if port.Hold > 0 || port.Rebalance > 0 || port.Limits.Any() {
+	if port.Hold > 0 || port.Rebalance > 0 || port.Limits.Any() && port.Limits.Queue > 0 {
 		is = false // the relay has connections wait, and closes idle ones
 	}
 	if judged && !is {
@@ -97,9 +98,39 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	return is, problem
 }
 
-var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, rebalance, max-connections) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
+var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, rebalance, queue-timeout) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
 
 var errProxied = errors.New("PROXY headers (sluice.dev/proxy-protocol, accept-proxy-protocol) need the relay, which serves this node's own clients alone while rules judge what the kernel forwards: it refuses other clients")
+
+// take takes a place for a new flow, or is as conntrack.Places.Take.
+func (s *portService) take(l *service.Limits) (end conntrack.End, ok bool) {
+	if s.places == nil {
+		return conntrack.EndNone, true
+	}
+	return s.places.Take(l)
+}
+
+// isLimited reports whether something bounds the service port's flows, so that userspace decides about
+// all of them.
+func (s *portService) isLimited() bool {
+	return s.port.Limits.Any() || s.places != nil && s.places.Bounded()
+}
+
+// addPlace counts a flow that has begun already among those that limits bound.
+func (f *flow) addPlace() {
+	if p := f.service.places; p != nil {
+		p.Add()
+		f.counted = true
+	}
+}
+
+// givePlace undoes addPlace, or take.
+func (f *flow) givePlace() {
+	if f.counted {
+		f.counted = false
+		f.service.places.Give()
+	}
+}
 
 // sessionTimeouts returns a UDP port's timeouts. datagram says what is wrong with them.
 func sessionTimeouts(port *service.Port, o *Options) *timeouts {

@@ -134,7 +134,7 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		p.server.askUntil(s.load, uint64(sys.Monotonic()+left)) // the table has no shares
 	}
 	how, decides := s.decidable()
-	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
+	decides = decides && p.protocol != service.SCTP && !s.isLimited() && !p.server.options.ask
 	for d := range st.table.Destinations(s.port) {
 		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !st.forwards[service.FamilyOf(d.Addr)] || st.host.Has(d.Addr) && !p.bound[d] {
 			continue

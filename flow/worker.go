@@ -352,8 +352,20 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 		w.pass(e, &p, key, relayedUDP)
 		return
 	}
-	if f := w.open(e, &p, key, s, &v); f != nil {
+	end, ok := s.take(&v.Port.Limits)
+	if !ok && end == conntrack.EndNone && !st.judged {
+		w.pass(e, &p, key, relayedFor(path.protocol)) // it waits there
+		return
+	}
+	f := w.open(e, &p, key, s, &v)
+	switch {
+	case f != nil && ok:
+		f.counted = s.places != nil
 		f.dial(st, &v)
+	case f != nil:
+		f.failBy(cmp.Or(end, conntrack.LimitReached))
+	case ok && s.places != nil:
+		s.places.Give()
 	}
 }
 

@@ -97,10 +97,9 @@ func (p *Proxy) relayAll(why error) error {
 // openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.
 func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protocol]listener.Protocol) error {
 	o := &p.config
-	if why := o.whyRelayed(); why != nil {
-		return why
+	if o.relaysAll() {
+		return errors.New("--datapath says so")
 	}
-	tcp, udp := o.unlimited()
 	loop, err := poll.New()
 	if err != nil {
 		return err
@@ -139,17 +138,13 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 	}
 	p.flows = &flows{loop: loop, server: server, begun: make(chan error, 1), ended: make(chan struct{})}
 	p.dataPath.Store(&dataPath{conntrack.Relayed, "the BPF programs of kernel flows are being loaded"})
-	if tcp {
-		p.flows.goBefore(protocols, service.TCP, p.stream)
-		if bpf.ServesSCTP() {
-			p.flows.goBefore(protocols, service.SCTP, p.stream.SCTP())
-		} else {
-			p.log.Info().Msg("SCTP is relayed: kernel flows of SCTP take Linux 6.4")
-		}
+	p.flows.goBefore(protocols, service.TCP, p.stream)
+	if bpf.ServesSCTP() {
+		p.flows.goBefore(protocols, service.SCTP, p.stream.SCTP())
 	} else {
-		p.log.Info().Msg("TCP and SCTP are relayed: limits of connections that flags set are the relay's")
+		p.log.Info().Msg("SCTP is relayed: kernel flows of SCTP take Linux 6.4")
 	}
-	if udp {
+	if o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0 {
 		p.flows.goBefore(protocols, service.UDP, p.datagram)
 	} else {
 		p.log.Info().Msg("UDP is relayed: limits of UDP sessions that flags set are the relay's")
@@ -159,23 +154,6 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 
 // relaysAll reports whether the kernel is to forward nothing.
 func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
-
-// unlimited reports which protocols have no limits that only the relay keeps. SCTP is like TCP.
-func (o *Config) unlimited() (tcp, udp bool) {
-	return o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0,
-		o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
-}
-
-// whyRelayed returns why the flags leave nothing to the kernel, or nil.
-func (o *Config) whyRelayed() error {
-	if o.relaysAll() {
-		return errors.New("--datapath says so")
-	}
-	if tcp, udp := o.unlimited(); !tcp && !udp {
-		return errors.New("the limits of connections and UDP sessions that flags set are the relay's")
-	}
-	return nil
-}
 
 // followSession tells kernel flows of the relay's UDP sessions, whose further datagrams it gets too.
 func (p *Proxy) followSession(client, vip netip.AddrPort, open bool) {

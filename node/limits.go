@@ -70,6 +70,7 @@ func (o *Config) shareOut(files int) (limits, error) {
 		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes, --max-listeners and --max-udp-sessions", files, max(possible, 0))
 	}
 	l.claims = cmp.Or(o.MaxClaims, tcp.Descriptors/2)
+	tcp.CountForwarded = tcp.MaxConnections+tcp.MaxServiceConnections+tcp.MaxNamespaceConnections > 0
 	tcp.MaxConnections = cmp.Or(tcp.MaxConnections, possible)
 	if tcp.MaxConnections > possible {
 		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", tcp.MaxConnections, files, possible)

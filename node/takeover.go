@@ -75,7 +75,7 @@ func (p *Proxy) greet() (again bool, err error) {
 		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
 		Mode: p.steer.Traits().Name, Proxy: p.config.Store.ServiceProxyName, Moves: true,
 		// With --datapath kernel this process fails instead: the running one is not to end for that.
-		Relays: p.config.DataPath != KernelPath && p.config.whyRelayed() != nil,
+		Relays: p.config.DataPath != KernelPath && p.config.relaysAll(),
 	}
 	if err := conn.Send(&handover.Message{Step: handover.StepHello, Hello: &hello}); err != nil {
 		return false, err

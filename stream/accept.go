@@ -37,7 +37,7 @@ func (a *acceptor) HandleEvents(uint8, poll.Events) { a.accept(acceptShare) }
 func (a *acceptor) accept(share int) {
 	w := a.worker
 	for range share {
-		if w.server.open.Load() >= w.server.limit.Load() {
+		if !w.server.enter() {
 			w.server.stats.atLimit.Add(1)
 			w.pause(a)
 			return
@@ -47,6 +47,9 @@ func (a *acceptor) accept(share int) {
 			accept = sys.Accept
 		}
 		fd, client, errno := accept(a.socket.fd)
+		if errno != 0 {
+			w.server.open.Add(-1)
+		}
 		switch errno {
 		case 0:
 		case sys.EAGAIN, sys.EINVAL:
@@ -68,6 +71,7 @@ func (a *acceptor) accept(share int) {
 		}
 		vip, errno := sys.LocalAddr(fd)
 		if errno != 0 {
+			w.server.open.Add(-1)
 			sys.Close(fd)
 			continue
 		}
@@ -100,7 +104,7 @@ func (w *worker) decide(protocol service.Protocol, client netip.Addr, vip netip.
 	return st, verdict
 }
 
-// admit decides about an accepted connection and begins to dial. It returns the
+// admit decides about an accepted connection, which is counted among all, and begins to dial. It returns the
 // connection if it has to wait, because its Service is at its limit of connections
 // that are being dialled: no more should be accepted for the moment.
 func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.AddrPort) (waits *conn) {
@@ -108,6 +112,7 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 	if verdict.Port == nil {
 		// Not a service's address: a client on this node found the socket's own.
 		w.server.stats.strays.Add(1)
+		w.server.open.Add(-1)
 		sys.Close(fd) // resets it
 		return nil
 	}
@@ -126,7 +131,7 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 		Owner:    c,
 	}
 	w.shard.Open(&c.record)
-	p.countOpen(w.server, 1)
+	c.counts |= p.enter(w.server)
 	if len(verdict.Port.AcceptProxy) > 0 {
 		c.awaitHeader()
 		return nil
@@ -161,7 +166,7 @@ func (c *conn) begin(st *state, v *policy.Verdict) (waits bool) {
 		c.fail(conntrack.NotForwarded)
 		return false
 	}
-	if end := c.overLimit(); end != conntrack.EndNone {
+	if end := c.counts.end(); end != conntrack.EndNone {
 		c.fail(end)
 		return false
 	}
@@ -201,6 +206,7 @@ func (w *worker) drop(s *socket) {
 	delete(w.acceptors, s)
 	if i := slices.Index(w.paused, a); i >= 0 {
 		w.paused = slices.Delete(w.paused, i, i+1)
+		w.server.paused.Add(-1)
 		return
 	}
 	if w.unstall(a) {
@@ -229,6 +235,7 @@ func (w *worker) pause(a *acceptor) {
 
 func (w *worker) sleep(a *acceptor) {
 	w.paused = append(w.paused, a)
+	w.server.paused.Add(1)
 	if !w.pauseTimer.Scheduled() {
 		w.backoff = min(max(2*w.backoff, shortestPause), longestPause)
 		w.loop.Schedule(&w.pauseTimer, w.loop.Now()+int64(w.backoff), (*resumer)(w))
@@ -246,6 +253,7 @@ func (w *worker) resume() {
 	w.loop.Cancel(&w.pauseTimer)
 	paused := w.paused
 	w.paused = nil
+	w.server.paused.Add(-int64(len(paused)))
 	for _, a := range paused {
 		w.listen(a)
 	}

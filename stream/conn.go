@@ -42,6 +42,9 @@ const (
 	amongServed
 	amongQueued  // it waits at a limit, or has its turn
 	amongStaying // the process that takes over does not take it
+	// Beyond one of these limits, neither the Service nor the namespace counts it.
+	beyondService
+	beyondNamespace
 )
 
 // ownTroublePause is how long a dial waits when the node, not an endpoint, makes it
@@ -314,7 +317,10 @@ func (c *conn) finish(end conntrack.End) {
 func (w *worker) uncount(c *conn) {
 	c.leave()
 	c.pool.service.queue.freed(c.pool)
-	c.pool.countOpen(w.server, -1)
+	if c.counts.end() == conntrack.EndNone {
+		c.pool.leave()
+	}
+	w.server.open.Add(-1)
 	w.freeConn(c)
 	if len(w.paused) > 0 && w.server.open.Load() < w.server.resumeBelow() {
 		w.resume()

@@ -126,7 +126,7 @@ func (c *conn) awaitHeader() {
 		c.fail(conntrack.ProxyNotTrusted)
 		return
 	}
-	if end := c.overLimit(); end != conntrack.EndNone {
+	if end := c.counts.end(); end != conntrack.EndNone {
 		c.fail(end)
 		return
 	}

@@ -224,9 +224,9 @@ func (c *conn) enqueue(v *policy.Verdict) {
 
 // warnOfPlace logs that there is no place for a connection.
 func (c *conn) warnOfPlace(l *service.Limits) {
-	limit, name, what := l.PerEndpoint, "sluice.dev/max-connections-per-endpoint (for each endpoint)", "are reset"
+	limit, name, what := l.PerEndpoint, maxPerEndpoint, "are reset"
 	if c.counts&amongServed == 0 && l.Connections > 0 {
-		limit, name = l.Connections, "sluice.dev/max-connections"
+		limit, name = l.Connections, maxConnections
 	}
 	if l.Queue > 0 {
 		what = "wait up to " + l.Queue.String()

@@ -66,7 +66,7 @@ func (q *quotas) sweep() {
 		if n != nil && n.unused() {
 			delete(q.namespaces, name.Namespace)
 		}
-		if s != nil && s.pools == 0 && s.open.Load() > 0 {
+		if s != nil && s.pools == 0 && !s.unused() {
 			kept = append(kept, name)
 		}
 	}
@@ -74,7 +74,9 @@ func (q *quotas) sweep() {
 	q.removed = kept
 }
 
-func (q *quota) unused() bool { return q.pools == 0 && q.open.Load() == 0 }
+func (q *quota) unused() bool {
+	return q.pools == 0 && q.open.Load() == 0 && q.served.Load() == 0
+}
 
 // beginDialing counts one more connection that is being dialled; false if there are
 // as many as the limit.
@@ -89,33 +91,72 @@ func (q *quota) beginDialing(most int64) bool {
 // serve counts one more connection that is served; false if there are as many as the limit.
 // 0 means none.
 func (q *quota) serve(most int64) bool {
+	if most <= 0 {
+		q.served.Add(1)
+		return true
+	}
+	return addBelow(&q.served, most)
+}
+
+// Annotations of limits, for the log.
+const (
+	maxConnections = "sluice.dev/max-connections"
+	maxPerEndpoint = "sluice.dev/max-connections-per-endpoint (for each endpoint)"
+)
+
+// warnEvery is the least time between two lines about one limit.
+const warnEvery = int64(time.Minute)
+
+// enter counts one more connection; false if there are as many as the limit.
+func (q *quota) enter(most int64) bool { return addBelow(&q.open, most) }
+
+// addBelow adds one to n, unless it is most.
+func addBelow(n *atomic.Int64, most int64) bool {
 	for {
-		n := q.served.Load()
-		if most > 0 && n >= most {
+		was := n.Load()
+		if was >= most {
 			return false
 		}
-		if q.served.CompareAndSwap(n, n+1) {
+		if n.CompareAndSwap(was, was+1) {
 			return true
 		}
 	}
 }
 
-// warnEvery is the least time between two lines about one limit.
-const warnEvery = int64(time.Minute)
+// enter counts one more connection of all; false if there are as many as the limit.
+func (s *Server) enter() bool { return addBelow(&s.open, s.limit.Load()) }
 
-// overLimit returns the end of a connection that exceeds the limit of its Service or
-// namespace, EndNone if it does not.
-func (c *conn) overLimit() conntrack.End {
-	s, p := c.worker.server, c.pool
-	if most := s.mostOf(s.config.MaxServiceConnections, 16); p.service.open.Load() > most {
+// enter counts one more connection of the service port's Service and namespace, unless one of them has
+// as many as its limit: it returns which.
+func (p *pool) enter(s *Server) counted {
+	if most := s.mostOf(s.config.MaxServiceConnections, 16); !p.service.enter(most) {
 		s.warnOfLimit(p.service, most, "--max-connections-per-service", "are reset")
-		return conntrack.LimitReached
+		return beyondService
 	}
-	if most := s.mostOf(s.config.MaxNamespaceConnections, 32); p.namespace.open.Load() > most {
+	if most := s.mostOf(s.config.MaxNamespaceConnections, 32); !p.namespace.enter(most) {
+		p.service.open.Add(-1)
 		s.warnOfLimit(p.namespace, most, "--max-connections-per-namespace", "are reset")
+		return beyondNamespace
+	}
+	return 0
+}
+
+// end returns the end of a connection that is beyond the limit of its Service or namespace,
+// EndNone if it is not.
+func (c counted) end() conntrack.End {
+	switch {
+	case c&beyondService != 0:
+		return conntrack.LimitReached
+	case c&beyondNamespace != 0:
 		return conntrack.NamespaceLimit
 	}
 	return conntrack.EndNone
+}
+
+// leave undoes enter.
+func (p *pool) leave() {
+	p.service.open.Add(-1)
+	p.namespace.open.Add(-1)
 }
 
 // mostOf returns how many connections a configured limit of one Service or namespace

@@ -62,6 +62,9 @@ func (t *SCTP) Available() error {
 // Balancer returns the balancer of an SCTP port, or nil.
 func (t *SCTP) Balancer(name service.PortName) *balancer.Balancer { return t.server.Balancer(name) }
 
+// Places is that of the Server.
+func (t *SCTP) Places(name service.PortName) conntrack.Places { return t.server.Places(name) }
+
 // End refuses new associations and aborts those that are open. It comes before steering
 // is undone: without the routes, the kernel could not send the ABORTs. The Server's Stop
 // ends what is left.
@@ -183,6 +186,7 @@ func (t *SCTP) refuse(b *sctpSocket) {
 			continue
 		}
 		w := s.workers[n%len(s.workers)]
+		s.open.Add(1)
 		w.post(func() {
 			if c := w.admit(fd, service.SCTP, unmap(client), unmap(vip)); c != nil {
 				c.fail(conntrack.LimitReached)

@@ -43,6 +43,8 @@ type Config struct {
 	// Service, all its ports together, and of one namespace.
 	MaxServiceConnections   int
 	MaxNamespaceConnections int
+	// CountForwarded has those that the kernel forwards count, too (Server.Places).
+	CountForwarded bool
 	// MaxServiceDialing bounds the connections of one Service that wait for an
 	// endpoint to answer.
 	MaxServiceDialing int
@@ -105,12 +107,15 @@ type Server struct {
 	workers []*worker
 	clock   func() int64
 
-	state  atomic.Pointer[state]
-	open   atomic.Int64 // connections, from accept to end
-	held   atomic.Int64 // those that await endpoints
-	queued atomic.Int64 // those that wait at a limit of their Service
-	limit  atomic.Int64 // of open
-	stats  stats
+	state     atomic.Pointer[state]
+	open      atomic.Int64 // connections, from accept to end
+	forwarded atomic.Int64 // those of them that the kernel forwards
+	held      atomic.Int64 // those that await endpoints
+	queued    atomic.Int64 // those that wait at a limit of their Service
+	limit     atomic.Int64 // of open
+	paused    atomic.Int64 // sockets that nobody accepts from for a while
+	resuming  atomic.Bool  // workers have been told to go on with them
+	stats     stats
 
 	// The rest belongs to the configuring goroutine.
 	pools     map[service.PortName]*pool

@@ -32,7 +32,7 @@ type Stats struct {
 // Stats returns what was counted. It may be called from any goroutine.
 func (s *Server) Stats() Stats {
 	out := Stats{
-		Open:      s.open.Load(),
+		Open:      s.open.Load() - s.forwarded.Load(),
 		Held:      s.held.Load(),
 		Queued:    s.queued.Load(),
 		Listeners: s.stats.listeners.Load(),

@@ -43,7 +43,7 @@ var faults = []mutation{
 	},
 	{
 		name: "service-unlimited", what: "a Service may have more connections than its limit",
-		file: "stream/quota.go", old: "p.service.open.Load() > most {", new: "p.service.open.Load() > 1000*most {",
+		file: "stream/quota.go", old: "!p.service.enter(most)", new: "!p.service.enter(1000 * most)",
 		pkg: "stream", test: "TestServiceLimitCountsAllPorts",
 	},
 	{

@@ -8,6 +8,21 @@ var flows = []mutation{
 		pkg: "flow", test: "TestFirstDatagramsOfEachShape",
 	},
 	{
+		name: "flow-limits-ignored", what: "connections that the kernel forwards know no limits",
+		file: "flow/worker.go", old: "s.take(&v.Port.Limits)", new: "conntrack.EndNone, true",
+		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
+	},
+	{
+		name: "flow-limits-by-table", what: "the table decides about connections that limits count",
+		file: "flow/table.go", old: " && !s.isLimited()", new: "",
+		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
+	},
+	{
+		name: "flow-places-lost", what: "a forwarded connection that ends leaves its place to nobody",
+		file: "flow/flow.go", old: "f.givePlace()", new: "",
+		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
+	},
+	{
 		name: "flow-relayed-translated", what: "packets of a connection that the relay has go to the endpoint of the one before",
 		file: "flow/bpf/flow.bpf.c", old: "if (before)\n\t\texchange(", new: "if (0)\n\t\texchange(",
 		pkg: "flow/bpf", test: "TestModelOfPackets",

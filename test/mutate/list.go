@@ -516,7 +516,7 @@ var promises = []mutation{
 	},
 	{
 		name: "namespace-unlimited", what: "a namespace may have more connections than its limit",
-		file: "stream/quota.go", old: "p.namespace.open.Load() > most {", new: "p.namespace.open.Load() > 1000*most {",
+		file: "stream/quota.go", old: "!p.namespace.enter(most)", new: "!p.namespace.enter(1000 * most)",
 		pkg: "test/e2e", test: "TestConnectionLimitOfANamespace",
 	},
 

@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestLimitsAreExactOnBothPaths opens more connections at once than a limit allows, from many
+// sockets: as many as the limit are served, the others get the limit's answer, and each leaves one
+// record. For each one that ends, one more is served.
+func TestLimitsAreExactOnBothPaths(t *testing.T) {
+	const limit, beyond, freed = 20, 40, 5
+	for _, path := range []string{"relay", "kernel"} {
+		for _, c := range []struct {
+			name, end  string
+			annotation string
+			flags      []string
+		}{
+			{name: "Service", end: "limit", flags: []string{"--max-connections-per-service", fmt.Sprint(limit)}},
+			{name: "namespace", end: "namespace_limit", flags: []string{"--max-connections-per-namespace", fmt.Sprint(limit), "--max-connections-per-service", "1000"}},
+			{name: "Service's annotation", end: "limit", annotation: fmt.Sprintf("sluice.dev/max-connections: '%d'", limit)},
+			{name: "endpoint's annotation", end: "limit", annotation: fmt.Sprintf("sluice.dev/max-connections-per-endpoint: '%d'", limit/2)},
+			{name: "all", flags: []string{"--max-connections", fmt.Sprint(limit), "--max-connections-per-namespace", fmt.Sprint(limit), "--max-connections-per-service", fmt.Sprint(limit)}},
+		} {
+			t.Run(path+"/"+c.name, func(t *testing.T) {
+				t.Parallel()
+				lab := netns.NewLab(t, 2)
+				for _, b := range lab.Backends {
+					b.EchoTCP(t, 8080)
+				}
+				p := newProxy(t, lab.Node)
+				web := webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
+				p.write("web.yaml", web.annotated(c.annotation))
+				p.start(append([]string{"--datapath", path}, c.flags...)...)
+
+				first := rushOf(lab.Client, limit+beyond)
+				if c.end == "" { // the others wait
+					first.await(t, limit, 0)
+					alive(t, first.held())
+					for n, places := limit, freed; n < limit+beyond; places = limit {
+						first.close(places)
+						n = min(n+places, limit+beyond)
+						first.await(t, n, 0)
+						alive(t, first.held())
+					}
+					first.close(limit)
+				} else {
+					first.await(t, limit, beyond)
+					first.close(freed)
+					wait.For(t, "the records of those that ended", startTimeout, func() error {
+						if got := count(p.records(), func(r record) bool { return r.End == "client_fin" }); got < freed {
+							return fmt.Errorf("%d of %d", got, freed)
+						}
+						return nil
+					})
+					next := rushOf(lab.Client, beyond)
+					next.await(t, freed, beyond-freed)
+					alive(t, first.held())
+					first.close(limit)
+					next.close(freed)
+				}
+				p.stop()
+
+				records, clients := p.records(), make(map[netip.AddrPort]int)
+				for _, r := range records {
+					if clients[r.Client]++; clients[r.Client] > 1 {
+						t.Errorf("%s has another record: %+v", r.Client, r)
+					}
+				}
+				all, over, here := limit+beyond, 0, limit
+				if c.end != "" {
+					all, over = limit+2*beyond, 2*beyond-freed
+					here = all
+				}
+				if got := len(records); got != all {
+					t.Errorf("%d records of %d connections", got, all)
+				}
+				if got := count(records, func(r record) bool { return c.end != "" && r.End == c.end }); got != over {
+					t.Errorf("%d records end with %s, want %d", got, c.end, over)
+				}
+				if got := count(records, func(r record) bool { return r.Path == path }); got < here {
+					t.Errorf("%d records have the path %s, want %d", got, path, here)
+				}
+			})
+		}
+	}
+}
+
+func count(list []record, is func(record) bool) (n int) {
+	for _, r := range list {
+		if is(r) {
+			n++
+		}
+	}
+	return n
+}
+
+// rush are connections that began at once, each from a socket of its own.
+type rush struct {
+	mu      sync.Mutex
+	served  []net.Conn // open ones, in order
+	closed  int        // those that were served and are closed
+	refused int        // reset, in the handshake or after it
+	failed  error      // of one that ended otherwise
+}
+
+// rushOf begins n connections to port 80 of the first Service, and returns at once.
+func rushOf(from *netns.Host, n int) *rush {
+	r := new(rush)
+	for range n {
+		go func() {
+			c, err := from.Dial("tcp", addresses(80, vip4)[0])
+			if err == nil {
+				_, err = io.ReadFull(c, make([]byte, len("b1:8080\n")))
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			switch {
+			case err == nil:
+				r.served = append(r.served, c)
+			case isReset(err), errors.Is(err, syscall.ECONNREFUSED):
+				r.refused++
+			default:
+				r.failed = err
+			}
+		}()
+	}
+	return r
+}
+
+// await waits until as many connections were served and refused, and fails if it becomes more.
+func (r *rush) await(t *testing.T, served, refused int) {
+	t.Helper()
+	wait.For(t, fmt.Sprintf("%d connections are served and %d refused", served, refused), talkTimeout, func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if got := len(r.served) + r.closed; r.failed != nil || got > served || r.refused > refused {
+			t.Fatalf("%d connections are served and %d refused, want %d and %d; %v", got, r.refused, served, refused, r.failed)
+		} else if got < served || r.refused < refused {
+			return fmt.Errorf("%d and %d", got, r.refused)
+		}
+		return nil
+	})
+}
+
+// held returns those that are open.
+func (r *rush) held() []net.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.served)
+}
+
+// close closes n of those that are open, or all.
+func (r *rush) close(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n = min(n, len(r.served))
+	for _, c := range r.served[:n] {
+		_ = c.Close()
+	}
+	r.served = r.served[n:]
+	r.closed += n
+}
