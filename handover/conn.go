@@ -34,6 +34,15 @@ type Conn struct {
 // Running returns what the other process, which is the running one, does.
 func (c *Conn) Running() Running { return c.running }
 
+// PID returns the other process's number; 0 if it cannot be seen from this process's PID namespace.
+func (c *Conn) PID() int {
+	peer, err := sys.PeerCredentials(c.unix)
+	if err != nil {
+		return 0
+	}
+	return int(peer.Pid)
+}
+
 // Close ends the connection. The other process sees that.
 func (c *Conn) Close() error { return c.unix.Close() }
 

@@ -69,6 +69,10 @@ type Config struct {
 	// Applied is called when a configuration is completely in force, by Run's goroutine; nil: nobody.
 	Applied func(*service.Snapshot)
 
+	// Notify tells a service manager what becomes of this process, in the words of sd_notify(3), and
+	// reports whether there is one; nil: there is none.
+	Notify func(state string) bool
+
 	ProxyMode     func() string            // the answer of /proxyMode; needed with MetricsAddress
 	Flags         func() map[string]string // the answer of /flagz
 	KubeProxy     func() any               // the answer of /configz; nil: none

@@ -123,6 +123,7 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 			return false, err
 		}
 		p.log.Info().Msg("a sluice that steers otherwise begins; this one ends")
+		p.nameNext(c)
 		p.replaced <- c // the other one waits for its end
 		return true, nil
 	}
@@ -223,9 +224,18 @@ func (p *Proxy) give(c *handover.Conn) error {
 	if p.flows != nil {
 		p.within(flowsPatience, "forwarded connections are not handed over", p.flows.handOver)
 	}
+	p.nameNext(c)
 	p.successor = c
 	p.log.Info().Dur("took", time.Since(began)).Msg("another sluice has taken over")
 	return nil
+}
+
+// nameNext tells the service manager, before this process can end, that the next one is the service's
+// main process: it would end all processes of the service with this one.
+func (p *Proxy) nameNext(c *handover.Conn) {
+	if pid := c.PID(); pid != 0 { // else it is of a container of its own
+		p.managed = p.config.Notify(fmt.Sprintf("MAINPID=%d", pid))
+	}
 }
 
 // takeBack goes on serving.
@@ -325,7 +335,7 @@ const restPause = time.Second
 // rest waits for the signal to end where a kubelet would start the container again, which
 // would take over in its turn. It also returns when nobody steers any more.
 func (p *Proxy) rest(ctx context.Context) {
-	if p.cluster == nil || p.successor == nil && p.waiting == nil {
+	if p.cluster == nil || p.managed || p.successor == nil && p.waiting == nil {
 		return
 	}
 	p.log.Info().Msg("another sluice serves this node; this one waits to be ended")

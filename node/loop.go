@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/admin"
@@ -157,6 +158,7 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 				e = e.Int64("flows", p.flows.server.Stats().Open)
 			}
 			e.Msg("stopping")
+			p.config.Notify(daemon.SdNotifyStopping)
 			return nil
 		}
 	}
@@ -267,6 +269,7 @@ func (p *Proxy) tellReady() {
 		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
 	}
 	event.Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+	p.config.Notify(daemon.SdNotifyReady)
 	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + p.config.Version + " serves the Services of this node"})
 }
 

@@ -77,6 +77,7 @@ type Proxy struct {
 	handing   chan struct{}       // has a value while another process takes over, and once this one ends
 	replaced  chan *handover.Conn // to a process that waits for the end of this one
 	waiting   *handover.Conn      // the same, once it has ended; Run's goroutine's
+	managed   bool                // a service manager knows of the next process; written before successor and replaced
 	serveRest func()              // serves what openRest has opened
 	ports     ports               // of health checks and metrics
 
@@ -130,6 +131,9 @@ type Proxy struct {
 func New(config Config, log zerolog.Logger) (*Proxy, error) {
 	if config.Flags == nil {
 		config.Flags = func() map[string]string { return nil }
+	}
+	if config.Notify == nil {
+		config.Notify = func(string) bool { return false }
 	}
 	config.Store.Annotation = checkAnnotation
 	p := &Proxy{

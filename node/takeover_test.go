@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -161,5 +164,35 @@ endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], n
 	slices.Sort(used)
 	if want := []string{"192.0.2.1", "192.0.2.2"}; !slices.Equal(used, want) {
 		t.Errorf("new connections go to %v, want %v", used, want)
+	}
+}
+
+// TestServiceManagerIsTold: a service manager learns when a process serves, which one is the service's
+// next main process before this one ends, and that the last one stops.
+func TestServiceManagerIsTold(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	_, begin := takesOver(t, webManifest)
+	told := make(map[*Proxy]*output.Text)
+	start := func() (p *Proxy, stop func()) {
+		t.Helper()
+		p = begin()
+		text := &output.Text{}
+		told[p] = text
+		p.config.Notify = func(state string) bool { _, _ = text.Write([]byte(state + "\n")); return true }
+		_, stop = run(t, p)
+		wait.True(t, "it serves", func() bool { return text.Contains("READY=1\n") })
+		return p, stop
+	}
+	first, stopFirst := start()
+	next, stopNext := start()
+	stopFirst() // it has ended
+	stopNext()
+	if got, want := told[first].String(), fmt.Sprintf("READY=1\nMAINPID=%d\n", os.Getpid()); got != want {
+		t.Errorf("the first process says %q, want %q", got, want)
+	}
+	if got, want := told[next].String(), "READY=1\nSTOPPING=1\n"; got != want {
+		t.Errorf("the next process says %q, want %q", got, want)
 	}
 }

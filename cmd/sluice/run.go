@@ -57,6 +57,7 @@ type runOptions struct {
 	dns             dnsOptions
 
 	metricsPerService bool
+	detach            bool
 	version           versionFlag
 	flags             *pflag.FlagSet // whose variables are these options
 	given             [][2]string    // names and values of the flags that were given
@@ -106,6 +107,12 @@ SIGHUP reopens the access log.`,
 			if o.version.given {
 				return writeVersion(cmd.OutOrStdout())
 			}
+			serves := detached()
+			if o.detach && serves == nil {
+				ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+				defer stop()
+				return detach(ctx)
+			}
 			hangups := hangup.Notify()
 			switch {
 			case o.writeConfigTo != "":
@@ -132,20 +139,21 @@ SIGHUP reopens the access log.`,
 			o.adjustOOMScore(log)
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return o.serve(ctx, log, hangups)
+			return o.serve(ctx, log, hangups, serves)
 		},
 	}
 	o.register(cmd)
 	return cmd
 }
 
-// serve runs the proxy until ctx ends.
-func (o *runOptions) serve(ctx context.Context, log zerolog.Logger, hangups <-chan os.Signal) error {
+// serve runs the proxy until ctx ends. serves is that of detached.
+func (o *runOptions) serve(ctx context.Context, log zerolog.Logger, hangups <-chan os.Signal, serves *os.File) error {
 	f := newFileFollower(o, log)
 	config := o.config()
 	config.Flags = func() map[string]string { return *f.flags.Load() }
 	config.ProxyMode = func() string { return f.file.Load().proxyModeText() }
 	config.PendingFields = f.pending.Load
+	config.Notify = notifier(log, serves)
 	var beside []func(context.Context) error
 	if o.kubeProxy != nil {
 		config.KubeProxy = func() any { return f.file.Load().kubeProxy }
@@ -223,6 +231,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.DurationVar(&o.node.Datagram.StreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
 	f.BoolVar(&o.node.TakeOver, "take-over", false, "take over from a running sluice, if there is one, so that no new connection is refused; without it, a running sluice is an error")
 	f.DurationVar(&o.node.TakeOverTimeout, "take-over-timeout", 5*time.Minute, "end open connections when this time has passed since another sluice took over")
+	f.BoolVar(&o.detach, "detach", false, "start in the background, and return once that process serves, with status 1 if it ends before; for the unit's ExecReload=")
 	f.Var(&o.algorithm, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
 	f.Var((*durations)(&o.node.Balancer.Plan.Timeouts), "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
 	f.DurationVar(&o.node.Stream.KeepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")

@@ -72,6 +72,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestEndWaitsForATakeOver",
 	},
 	{
+		name: "next-is-no-main-process", what: "systemd ends the next process with the one before, and starts another",
+		file: "node/handover.go", old: "\tp.nameNext(c)\n\tp.successor = c\n", new: "\tp.successor = c\n",
+		pkg: "node", test: "TestServiceManagerIsTold",
+	},
+	{
 		name: "held-for-ever", what: "connections that wait for endpoints are not told of the first one",
 		file: "stream/server.go", old: "\ts.wakeHeld()\n", new: "",
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
