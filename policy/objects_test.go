@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,9 +38,9 @@ func parseEndpoint(t testing.TB, text string) service.Endpoint {
 		case "node":
 			e.Node = value
 		case "zonehint":
-			e.ZoneHints = append(e.ZoneHints, value)
+			e.Hints = &service.Hints{Zones: append(slices.Clone(e.ZoneHints()), value), Nodes: e.NodeHints()}
 		case "nodehint":
-			e.NodeHints = append(e.NodeHints, value)
+			e.Hints = &service.Hints{Zones: e.ZoneHints(), Nodes: append(slices.Clone(e.NodeHints()), value)}
 		default:
 			t.Fatalf("endpoint %q: unknown word %q", text, w)
 		}
@@ -111,10 +112,10 @@ func (s *svc) objects(t testing.TB) ([]*corev1.Service, []*discoveryv1.EndpointS
 			if e.Node != "" {
 				in.NodeName = &e.Node
 			}
-			for _, z := range e.ZoneHints {
+			for _, z := range e.ZoneHints() {
 				in.Hints.ForZones = append(in.Hints.ForZones, discoveryv1.ForZone{Name: z})
 			}
-			for _, n := range e.NodeHints {
+			for _, n := range e.NodeHints() {
 				in.Hints.ForNodes = append(in.Hints.ForNodes, discoveryv1.ForNode{Name: n})
 			}
 			es.Endpoints = append(es.Endpoints, in)

@@ -109,10 +109,10 @@ func topologyMode(all []service.Endpoint, n *node) mode {
 		if !e.Ready {
 			continue
 		}
-		nodeHints = nodeHints && len(e.NodeHints) > 0
-		zoneHints = zoneHints && len(e.ZoneHints) > 0
-		thisNode = thisNode || hints(e.NodeHints, n.name)
-		thisZone = thisZone || hints(e.ZoneHints, n.zone)
+		nodeHints = nodeHints && len(e.NodeHints()) > 0
+		zoneHints = zoneHints && len(e.ZoneHints()) > 0
+		thisNode = thisNode || hints(e.NodeHints(), n.name)
+		thisZone = thisZone || hints(e.ZoneHints(), n.zone)
 	}
 	switch {
 	case nodeHints && thisNode:
@@ -126,9 +126,9 @@ func topologyMode(all []service.Endpoint, n *node) mode {
 func fits(e *service.Endpoint, m mode, n *node) bool {
 	switch m {
 	case sameNode:
-		return hints(e.NodeHints, n.name)
+		return hints(e.NodeHints(), n.name)
 	case sameZone:
-		return hints(e.ZoneHints, n.zone)
+		return hints(e.ZoneHints(), n.zone)
 	}
 	return true
 }

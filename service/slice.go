@@ -59,7 +59,7 @@ func endpointEqual(a, b *Endpoint) bool {
 	return a.Addr == b.Addr && a.Ready == b.Ready && a.Serving == b.Serving &&
 		a.Terminating == b.Terminating && a.Local == b.Local && a.Weight == b.Weight && a.MayReturn == b.MayReturn &&
 		a.Node == b.Node && a.Zone == b.Zone && a.Pod == b.Pod && a.PodUID == b.PodUID &&
-		slices.Equal(a.ZoneHints, b.ZoneHints) && slices.Equal(a.NodeHints, b.NodeHints)
+		slices.Equal(a.ZoneHints(), b.ZoneHints()) && slices.Equal(a.NodeHints(), b.NodeHints())
 }
 
 // parseSlice parses an EndpointSlice by the rules of intake. It returns nil for a
@@ -177,12 +177,13 @@ func readEndpoint(e *discoveryv1.Endpoint, a netip.Addr, namespace string) Endpo
 			out.Pod = Name{Namespace: cmp.Or(r.Namespace, namespace), Name: r.Name}
 		}
 	}
-	if h := e.Hints; h != nil {
+	if h := e.Hints; h != nil && len(h.ForZones)+len(h.ForNodes) > 0 {
+		out.Hints = new(Hints)
 		for _, z := range h.ForZones {
-			out.ZoneHints = append(out.ZoneHints, z.Name)
+			out.Hints.Zones = append(out.Hints.Zones, z.Name)
 		}
 		for _, n := range h.ForNodes {
-			out.NodeHints = append(out.NodeHints, n.Name)
+			out.Hints.Nodes = append(out.Hints.Nodes, n.Name)
 		}
 	}
 	return out

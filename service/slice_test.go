@@ -177,8 +177,8 @@ func TestEndpointDetails(t *testing.T) {
 		if e.Pod != (Name{"default", "web-0"}) || e.PodUID != "u" {
 			t.Errorf("pod: %v %q", e.Pod, e.PodUID)
 		}
-		if !slices.Equal(e.ZoneHints, []string{"z1", "z2"}) || !slices.Equal(e.NodeHints, []string{"n"}) {
-			t.Errorf("hints: %v %v", e.ZoneHints, e.NodeHints)
+		if !slices.Equal(e.ZoneHints(), []string{"z1", "z2"}) || !slices.Equal(e.NodeHints(), []string{"n"}) {
+			t.Errorf("hints: %v %v", e.ZoneHints(), e.NodeHints())
 		}
 	})
 }

@@ -206,6 +206,12 @@ type Endpoint struct {
 	Terminating bool
 	// Local is set if the endpoint runs on this node (A1.12).
 	Local bool
+	// MayReturn means that the address may also be a Service's, on this node or
+	// another one. The proxy must not serve a connection that it made to this
+	// endpoint and that came back to a Service's address.
+	MayReturn bool
+	// Weight is what weighted algorithms go by; 0 = none was given, which counts as 1.
+	Weight uint16
 
 	Node string // name of its node, may be empty
 	Zone string // may be empty
@@ -213,17 +219,27 @@ type Endpoint struct {
 	// PodUID is the UID of targetRef, or "".
 	PodUID string
 
-	// MayReturn means that the address may also be a Service's, on this node or
-	// another one. The proxy must not serve a connection that it made to this
-	// endpoint and that came back to a Service's address.
-	MayReturn bool
+	// Hints are nil for none.
+	Hints *Hints
+}
 
-	// Weight is what weighted algorithms go by; 0 = none was given, which counts as 1.
-	Weight uint16
+// Hints are an endpoint's topology hints (A2.8, A2.9).
+type Hints struct{ Zones, Nodes []string }
 
-	// ZoneHints and NodeHints are the topology hints (A2.8, A2.9).
-	ZoneHints []string
-	NodeHints []string
+// ZoneHints are the names of the zones whose clients an endpoint is for, if any.
+func (e *Endpoint) ZoneHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Zones
+}
+
+// NodeHints are the names of the nodes whose clients an endpoint is for, if any.
+func (e *Endpoint) NodeHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Nodes
 }
 
 // PodName returns namespace/name of the endpoint's pod, or "".
