@@ -143,6 +143,17 @@ bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 
 	$(REQUIRE_ROOT) SLUICE_TEST_SCALE='$(SERVICES) $(ENDPOINTS) $(ROUNDS) $(CHANGES)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 120m -run 'TestScale$$' -v $(TESTFLAGS) ./test/cluster
 
+WATCHERS ?= 1000 10 1000 200
+
+.PHONY: bench-watchers
+bench-watchers: deps build $(CLUSTER)/.built ## Measure what one proxy, and 200, cost the API server (3 minutes); WATCHERS='1000 10 1000 200': Services, endpoints of each, changes, instances
+	$(REQUIRE_ROOT) SLUICE_TEST_WATCHERS='$(WATCHERS)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	go test -tags cluster -count=1 -timeout 30m -run 'TestWatchers$$' -v $(TESTFLAGS) ./test/cluster
+
+.PHONY: bench-scale
+bench-scale: deps build $(CLUSTER)/.built ## Compare with kube-proxy at the sizes that its users report, and measure a million endpoints (10 minutes); write docs/scale.md
+	go run ./test/bench -scale -kube-proxy $(CLUSTER)/kube-proxy
+
 # The programs of the control plane. Their first build takes some minutes.
 $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
 	@mkdir -p $(@D)

@@ -317,7 +317,7 @@ func (b *bench) write() error {
 			return err
 		}
 	}
-	if err := b.insert(map[string]string{"bench": b.data.Summary(), "bench-figures": b.data.Figures()}); err != nil {
+	if err := b.insert("benchmarks.md", map[string]string{"bench": b.data.Summary(), "bench-figures": b.data.Figures()}); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "written: benchmarks.md, benchmarks.json and benchmarks.svg in", b.opts.out)
@@ -326,8 +326,8 @@ func (b *bench) write() error {
 
 // insert puts texts into the generated parts of the page, by name. A new page
 // consists of these parts only.
-func (b *bench) insert(parts map[string]string) error {
-	file := filepath.Join(b.opts.out, "benchmarks.md")
+func (b *bench) insert(name string, parts map[string]string) error {
+	file := filepath.Join(b.opts.out, name)
 	text, err := os.ReadFile(file)
 	page := string(text)
 	if errors.Is(err, os.ErrNotExist) {

@@ -200,7 +200,7 @@ func mixed(s *stage) (figures, error) {
 }
 
 // udpPeers are the peers that support UDP.
-var udpPeers = []string{"direct", "dnat", "nginx", "sluice", "sluice-base",
+var udpPeers = []string{"direct", "dnat", "nginx", "kube-proxy-nftables", "kube-proxy-iptables", "sluice", "sluice-base",
 	"sluice-client", "sluice-kernel", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
 func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {

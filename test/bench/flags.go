@@ -54,6 +54,8 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
 	f.StringVar(&o.builds.Sluice, "sluice", "bin/sluice", "the product's binary")
 	f.StringVar(&o.builds.Base, "base", "", "another build of the product, the peer sluice-base")
+	f.StringVar(&o.builds.HAProxy, "haproxy", "", "`file` of another HAProxy, the peer haproxy-other")
+	f.StringVar(&o.builds.KubeProxy, "kube-proxy", "", "`file` of a kube-proxy: two more peers, and -scale measures it, too")
 	f.BoolVar(&o.keepLogs, "keep", false, "keep the directory with configurations and logs, and print its name")
 	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more is meaningful) and check the relay's memory and descriptors; uses the first of -peers, or sluice")
 	slow := f.Duration("slow-reader", 0, "`time`: run fast writers and slow readers for this time, and check the relay's memory; uses the first of -peers, or sluice")
@@ -61,12 +63,14 @@ func parseFlags(args []string) (*options, error) {
 	lookedAt := f.Bool("looked-at", false, "measure what looking at the running product costs connections; -seconds should be 3 or more")
 	look := f.String("look", "all,page,top,conns,tap,nobody", "`names` of ways to look, for -looked-at, separated by commas; beside the default each record, /v1/rates, /v1/tap, /v1/history, /v1/connections and /v1/status")
 	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each steering mode, measure start, changes and memory, and write that part of the page")
+	inScale := f.Bool("scale", false, "start the product, and the kube-proxy of -kube-proxy, at sizes that users have published and larger ones, and write docs/scale.md")
 	sctp := f.Bool("sctp", false, "measure the SCTP columns in a guest kernel that has SCTP, and write that part of the page")
 	inside := f.Bool("inside", false, "measure the SCTP columns on this kernel: what -sctp runs in its guest")
 	var sizes syncOptions
-	f.StringVar(&sizes.sizes, "sync-sizes", "", "`numbers` of services of -sync, separated by commas")
-	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the steering modes of -sync as in its table, separated by semicolons")
-	f.IntVar(&sizes.changes, "sync-changes", 50, "number of changes of each kind in -sync")
+	f.StringVar(&sizes.sizes, "sync-sizes", "", "`numbers` of services of -sync and -scale, separated by commas; 5006x50: with 50 endpoints each")
+	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the modes of -sync and -scale as in their tables, separated by semicolons")
+	f.IntVar(&sizes.changes, "sync-changes", 50, "number of changes of each kind in -sync and -scale")
+	f.DurationVar(&sizes.rollout, "rollout", time.Minute, "`time` of -scale's rollout")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil, nil
@@ -123,13 +127,19 @@ func parseFlags(args []string) (*options, error) {
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
 	watch(*lookedAt, func(b *bench) error { return b.lookAt(*look) })
-	if *inSync {
+	if *inSync || *inScale {
+		if *inSync && *inScale {
+			modes++
+		}
 		modes++
-		s, err := sizes.parse(o.builds.Sluice)
+		s, err := sizes.options(o.builds, *inScale)
 		if err != nil {
 			return nil, err
 		}
 		o.mode = func(b *bench) error { return b.sync(s) }
+		if *inScale {
+			o.mode = func(b *bench) error { return b.scale(s) }
+		}
 		if !given["o"] && !given["sync-sizes"] && !given["sync-modes"] {
 			o.out = "docs"
 		}
@@ -142,7 +152,7 @@ func parseFlags(args []string) (*options, error) {
 		}
 	}
 	if modes > 1 {
-		return nil, errors.New("-from, -soak, -slow-reader, -open, -looked-at, -sync and -sctp are separate runs: one at a time")
+		return nil, errors.New("-from, -soak, -slow-reader, -open, -looked-at, -sync, -scale and -sctp are separate runs: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"
@@ -156,7 +166,7 @@ func usage(f *flag.FlagSet) {
 	f.SetOutput(w)
 	f.PrintDefaults()
 	fmt.Fprint(w, "\nPeers:\n")
-	for _, p := range peer.All(peer.Builds{Sluice: "bin/sluice", Base: "sluice"}) {
+	for _, p := range peer.All(peer.Builds{Sluice: "bin/sluice", Base: "sluice", HAProxy: "haproxy", KubeProxy: "kube-proxy"}) {
 		fmt.Fprintf(w, "  %-16s %s%s\n", p.Name, p.About, marked(p.Extra))
 	}
 	fmt.Fprint(w, "\nColumns:\n")

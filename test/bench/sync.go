@@ -7,31 +7,37 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/sluice-proxy/sluice/test/bench/peer"
 	"github.com/sluice-proxy/sluice/test/bench/report"
 	"github.com/sluice-proxy/sluice/test/bench/scale"
 )
 
-// syncOptions are the flags of -sync.
+// syncOptions are the flags of -sync and -scale.
 type syncOptions struct {
 	sizes, modes string
 	changes      int
+	rollout      time.Duration
 }
 
-// parse evaluates the flags.
-func (o syncOptions) parse(binary string) (scale.Options, error) {
-	s := scale.Options{Binary: binary, Changes: o.changes, Log: os.Stderr, Sizes: scale.Sizes, Modes: scale.Modes()}
+// options returns what to measure: -sync's clusters and modes, or -scale's.
+func (o syncOptions) options(builds peer.Builds, public bool) (scale.Options, error) {
+	s := scale.Options{Binary: builds.Sluice, Changes: o.changes, Log: os.Stderr, Sizes: scale.Sizes, Modes: scale.Modes()}
+	if public {
+		s.Sizes, s.Modes, s.Rate, s.Length = scale.PublicSizes, scale.PublicModes(builds.KubeProxy), scale.PublicRate, o.rollout
+	}
 	if o.changes < 1 || o.changes > 1000 {
 		return s, fmt.Errorf("-sync-changes %d: want 1 to 1000", o.changes)
 	}
 	if o.sizes != "" {
 		s.Sizes = nil
 		for text := range strings.SplitSeq(o.sizes, ",") {
-			n, err := strconv.Atoi(text)
-			if err != nil || n < 1 || n > 60000 {
-				return s, fmt.Errorf("-sync-sizes: %q is not a number of services, 1 to 60000", text)
+			size, err := parseSize(text)
+			if err != nil {
+				return s, err
 			}
-			s.Sizes = append(s.Sizes, n)
+			s.Sizes = append(s.Sizes, size)
 		}
 	}
 	if o.modes != "" {
@@ -44,19 +50,66 @@ func (o syncOptions) parse(binary string) (scale.Options, error) {
 	return s, nil
 }
 
-// sync measures the effect of a cluster's size, prints the table, and with an
-// output directory writes it with the chart into the page.
+// parseSize reads a number of services, or 5006x50: with so many endpoints each. An
+// EndpointSlice has 100 endpoints at most.
+func parseSize(text string) (size scale.Size, err error) {
+	services, each, given := strings.Cut(text, "x")
+	if size.Services, err = strconv.Atoi(services); err == nil {
+		size.Each = min(10, max(1, 100_000/max(size.Services, 1)))
+		if given {
+			size.Each, err = strconv.Atoi(each)
+		}
+	}
+	if err != nil || size.Services < 1 || size.Services > 60000 || size.Each < 1 || size.Each > 100 {
+		return size, fmt.Errorf("-sync-sizes: %q is not a number of services, 1 to 60000, or 5006x50 with so many endpoints each, 1 to 100", text)
+	}
+	return size, nil
+}
+
+// sync measures the effect of a cluster's size, prints the tables, and with an
+// output directory writes them with the chart into the page.
 func (b *bench) sync(o scale.Options) error {
-	begin, before, err := b.start()
+	results, about, err := b.measureSizes(o)
 	if err != nil {
 		return err
+	}
+	goals, text := scale.Goals(results), about+"\n"+scale.Table(results)
+	fmt.Print(goals, "\n", text)
+	if b.opts.out == "" {
+		return nil
+	}
+	if err := b.insert("benchmarks.md", map[string]string{"bench-sync": goals, "bench-sync-figures": text}); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.opts.out, "scale.svg"), []byte(scale.Chart(results)), 0o644)
+}
+
+// scale measures the sizes that users have published, and larger ones, beside kube-proxy.
+func (b *bench) scale(o scale.Options) error {
+	results, about, err := b.measureSizes(o)
+	if err != nil {
+		return err
+	}
+	goals, text := scale.PublicGoals(results), about+"\n"+scale.PublicTable(results)
+	fmt.Print(goals, "\n", text)
+	if b.opts.out == "" {
+		return nil
+	}
+	return b.insert("scale.md", map[string]string{"bench-scale": goals, "bench-scale-figures": text})
+}
+
+// measureSizes returns the results, and where and when they were measured.
+func (b *bench) measureSizes(o scale.Options) ([]scale.Result, string, error) {
+	begin, before, err := b.start()
+	if err != nil {
+		return nil, "", err
 	}
 	results, err := scale.Run(o)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	if err := b.finish(begin, before); err != nil {
-		return err
+		return nil, "", err
 	}
 	e := b.data.Environment
 	text := fmt.Sprintf("Measured %s on Linux %s, %d x %s; %s. The hypervisor took %s %% of the processors' time.\n",
@@ -64,14 +117,5 @@ func (b *bench) sync(o scale.Options) error {
 	for _, note := range b.data.Notes {
 		text += "\nNote: " + note + ".\n"
 	}
-	goals := scale.Goals(results)
-	text += "\n" + scale.Table(results)
-	fmt.Print(goals, "\n", text)
-	if b.opts.out == "" {
-		return nil
-	}
-	if err := b.insert(map[string]string{"bench-sync": goals, "bench-sync-figures": text}); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(b.opts.out, "scale.svg"), []byte(scale.Chart(results)), 0o644)
+	return results, text, nil
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -40,7 +41,8 @@ type Peer struct {
 // Builds are the files of the product.
 type Builds struct {
 	Sluice string
-	Base   string // another build to compare with; may be empty
+	// Others to compare with; each may be empty.
+	Base, HAProxy, KubeProxy string
 }
 
 // Site is where a peer starts.
@@ -59,6 +61,7 @@ type Running struct {
 	PIDs    []int        // the relay's processes; nil for the kernel's own paths
 	Metrics string       // the node's address that serves Prometheus metrics; empty for none
 	process *world.Process
+	api     net.Listener // of the API server that the process follows; nil for none
 }
 
 // All lists the peers in the order of the table.
@@ -69,12 +72,12 @@ func All(builds Builds) []Peer {
 		p.Kernel = true
 		return p
 	}
-	splice := haproxy("haproxy-splice", "the same, made to splice everything", "request", "response")
+	splice := haproxy("haproxy", "haproxy-splice", "the same, made to splice everything", "request", "response")
 	splice.Columns = []string{"bulk1", "bulk16", "rr64", "mixed"}
 	peers := []Peer{
 		{Name: "direct", About: "routed, no proxy: the client uses the server's own address", start: startDirect},
 		{Name: "dnat", About: "kernel DNAT by nftables, what kube-proxy does", start: startDNAT},
-		haproxy("haproxy", "Debian's, TPROXY, splice-auto", "auto"),
+		haproxy("haproxy", "haproxy", "Debian's, TPROXY, splice-auto", "auto"),
 		splice,
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
@@ -88,6 +91,12 @@ func All(builds Builds) []Peer {
 		variants = append(variants,
 			sluice(builds.Base, "sluice-base", "another build", fromNode),
 			kernel(builds.Base, "sluice-kernel-base", "another build, forwarded by the kernel"))
+	}
+	if builds.HAProxy != "" {
+		peers = append(peers, haproxy(builds.HAProxy, "haproxy-other", "another version, TPROXY, splice-auto", "auto"))
+	}
+	if builds.KubeProxy != "" {
+		peers = append(peers, kubeProxy(builds.KubeProxy, "nftables"), kubeProxy(builds.KubeProxy, "iptables"))
 	}
 	for _, v := range variants {
 		v.Variant = true
@@ -215,6 +224,9 @@ func (r *Running) Stop() {
 	if r.process != nil {
 		r.process.Stop()
 	}
+	if r.api != nil {
+		_ = r.api.Close()
+	}
 }
 
 func startDirect(s *Site) (*Running, error) {
@@ -229,14 +241,18 @@ func startDNAT(s *Site) (*Running, error) {
 }
 
 // haproxy is HAProxy with one of its options splice-….
-func haproxy(name, about string, splice ...string) Peer {
-	return Peer{
-		Name: name, About: about, Package: "haproxy", program: "haproxy", version: []string{"-v"},
-		start: func(s *Site) (*Running, error) { return startHAProxy(s, splice) },
+func haproxy(program, name, about string, splice ...string) Peer {
+	p := Peer{
+		Name: name, About: about, program: program, version: []string{"-v"},
+		start: func(s *Site) (*Running, error) { return startHAProxy(s, program, splice) },
 	}
+	if program == "haproxy" {
+		p.Package = program
+	}
+	return p
 }
 
-func startHAProxy(s *Site, splice []string) (*Running, error) {
+func startHAProxy(s *Site, program string, splice []string) (*Running, error) {
 	if err := s.steer(); err != nil {
 		return nil, err
 	}
@@ -249,7 +265,7 @@ func startHAProxy(s *Site, splice []string) (*Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	path, err := lookPath("haproxy")
+	path, err := lookPath(program)
 	if err != nil {
 		return nil, err
 	}

@@ -5,10 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/yaml"
-
 	"github.com/sluice-proxy/sluice/test/bench/load"
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
@@ -18,17 +14,9 @@ func TestManifestsParse(t *testing.T) {
 		{VIP: netip.MustParseAddr("10.96.0.10"), NodeAddr: netip.MustParseAddr("10.1.0.1"), Endpoints: []netip.Addr{netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.2.0.3")}},
 		{IPv6: true, VIP: netip.MustParseAddr("fd00::10"), NodeAddr: netip.MustParseAddr("fd01::1"), Endpoints: []netip.Addr{netip.MustParseAddr("fd02::2")}},
 	} {
-		documents := strings.Split(Manifests(w), "---\n")
-		if len(documents) != 3 {
-			t.Fatalf("%d documents", len(documents))
-		}
-		var node corev1.Node
-		var svc corev1.Service
-		var slice discoveryv1.EndpointSlice
-		for i, into := range []any{&node, &svc, &slice} {
-			if err := yaml.UnmarshalStrict([]byte(documents[i]), into); err != nil {
-				t.Fatalf("document %d: %v\n%s", i, err, documents[i])
-			}
+		node, svc, slice, err := objects(w)
+		if err != nil {
+			t.Fatal(err)
 		}
 		if node.Status.Addresses[0].Address != w.NodeAddr.String() {
 			t.Errorf("node has %v", node.Status.Addresses)

@@ -16,8 +16,9 @@ import (
 // architecture that Linux runs Go on.
 const tick = 10 * time.Millisecond
 
-// CPU is the CPU time, user and system, of the processes. It includes the kernel's
-// work on packets in their context, but not the kernel's other work on packets.
+// CPU is the CPU time, user and system, of the processes and of those that they started and
+// that have ended. It includes the kernel's work on packets in their context, but not the
+// kernel's other work on packets.
 func CPU(pids []int) (time.Duration, error) {
 	var sum time.Duration
 	for _, pid := range pids {
@@ -34,26 +35,27 @@ func CPU(pids []int) (time.Duration, error) {
 	return sum, nil
 }
 
-// parseStat adds fields 14 and 15, utime and stime. Field 2, the name, may contain
-// spaces and parentheses: count from the last one.
+// parseStat adds fields 14 to 17: utime, stime, cutime and cstime. Field 2, the name, may
+// contain spaces and parentheses: count from the last one.
 func parseStat(data []byte) (time.Duration, error) {
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
 		return 0, errors.New("no name")
 	}
 	fields := bytes.Fields(data[end+1:])
-	if len(fields) < 13 {
+	const first, after = 11, 15
+	if len(fields) < after {
 		return 0, errors.New("too few fields")
 	}
-	user, err := strconv.ParseInt(string(fields[11]), 10, 64)
-	if err != nil {
-		return 0, err
+	var sum int64
+	for _, field := range fields[first:after] {
+		n, err := strconv.ParseInt(string(field), 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
 	}
-	system, err := strconv.ParseInt(string(fields[12]), 10, 64)
-	if err != nil {
-		return 0, err
-	}
-	return time.Duration(user+system) * tick, nil
+	return time.Duration(sum) * tick, nil
 }
 
 // Machine is the CPU time of all cores together since the boot.

@@ -13,7 +13,7 @@ func TestParseStat(t *testing.T) {
 		want time.Duration
 		ok   bool
 	}{
-		{"12 (haproxy) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0", 2 * time.Second, true},
+		{"12 (haproxy) S 1 2 3 4 5 6 7 8 9 10 150 50 7 3", 2100 * time.Millisecond, true},
 		{"12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 1 2 0 0", 30 * time.Millisecond, true},
 		{"12 (short) S 1", 0, false},
 		{"", 0, false},

@@ -42,28 +42,43 @@ type list struct {
 	stream []byte // as the first frames of a watch
 }
 
-const watchQueue = 1024
+const watchQueue = 1 << 14
 
 var codec = protobuf.NewSerializer(nil, nil)
 
 // newAPI serves a cluster on a listener.
 func newAPI(l net.Listener, c *cluster) (*api, error) {
+	var services []corev1.Service
+	var slices []discoveryv1.EndpointSlice
+	for i := range c.Services {
+		services, slices = append(services, *c.service(i)), append(slices, *c.slice(i))
+	}
+	return serve(l, services, slices, *c.node(), *c.cidr())
+}
+
+// Serve answers on a listener as an API server with one Service, and so many others beside
+// it whose endpoints do not answer. The caller closes the listener.
+func Serve(l net.Listener, others Size, service corev1.Service, slice discoveryv1.EndpointSlice, node corev1.Node) error {
+	c := &cluster{Size: Size{others.Services + 2, others.Each}}
+	services, slices := []corev1.Service{service}, []discoveryv1.EndpointSlice{slice}
+	for i := 1; i <= others.Services; i++ { // 0 has the first cluster IP, which the world's Service has
+		services, slices = append(services, *c.service(i)), append(slices, *c.slice(i))
+	}
+	_, err := serve(l, services, slices, node, *c.cidr())
+	return err
+}
+
+func serve(l net.Listener, services []corev1.Service, slices []discoveryv1.EndpointSlice, node corev1.Node, cidr networkingv1.ServiceCIDR) (*api, error) {
 	a := &api{
 		listener: l, version: 1, closed: make(chan struct{}),
 		lists: make(map[string]*list), watches: make(map[string][]chan []byte),
 	}
 	about := metav1.ListMeta{ResourceVersion: "1"}
-	services := &corev1.ServiceList{TypeMeta: typeMeta("v1", "ServiceList"), ListMeta: about}
-	endpoints := &discoveryv1.EndpointSliceList{TypeMeta: typeMeta("discovery.k8s.io/v1", "EndpointSliceList"), ListMeta: about}
-	for i := range c.services {
-		services.Items = append(services.Items, *c.service(i))
-		endpoints.Items = append(endpoints.Items, *c.slice(i))
-	}
 	for resource, objects := range map[string]runtime.Object{
-		"services":       services,
-		"endpointslices": endpoints,
-		"nodes":          &corev1.NodeList{TypeMeta: typeMeta("v1", "NodeList"), ListMeta: about, Items: []corev1.Node{*c.node()}},
-		"servicecidrs":   &networkingv1.ServiceCIDRList{TypeMeta: typeMeta("networking.k8s.io/v1", "ServiceCIDRList"), ListMeta: about, Items: []networkingv1.ServiceCIDR{*c.cidr()}},
+		"services":       &corev1.ServiceList{TypeMeta: typeMeta("v1", "ServiceList"), ListMeta: about, Items: services},
+		"endpointslices": &discoveryv1.EndpointSliceList{TypeMeta: typeMeta("discovery.k8s.io/v1", "EndpointSliceList"), ListMeta: about, Items: slices},
+		"nodes":          &corev1.NodeList{TypeMeta: typeMeta("v1", "NodeList"), ListMeta: about, Items: []corev1.Node{node}},
+		"servicecidrs":   &networkingv1.ServiceCIDRList{TypeMeta: typeMeta("networking.k8s.io/v1", "ServiceCIDRList"), ListMeta: about, Items: []networkingv1.ServiceCIDR{cidr}},
 	} {
 		encoded, err := encodeList(objects)
 		if err != nil {

@@ -24,7 +24,7 @@ import (
 // testLimit bounds each wait.
 const testLimit = 20 * time.Second
 
-var testCluster = &cluster{services: 25, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
+var testCluster = &cluster{Size: Size{25, 10}, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
 
 // newTestAPI serves the test's cluster.
 func newTestAPI(t *testing.T) (*api, context.Context) {
@@ -93,7 +93,7 @@ func TestLists(t *testing.T) {
 	a, ctx := newTestAPI(t)
 	services := listed[*corev1.ServiceList](ctx, t, a.services(t))
 	slices := listed[*discoveryv1.EndpointSliceList](ctx, t, a.endpointSlices(t))
-	if len(services.Items) != testCluster.services || services.ResourceVersion != "1" || len(slices.Items) != testCluster.services {
+	if len(services.Items) != testCluster.Services || services.ResourceVersion != "1" || len(slices.Items) != testCluster.Services {
 		t.Fatalf("%d services of version %q, %d slices", len(services.Items), services.ResourceVersion, len(slices.Items))
 	}
 	endpoints := 0
@@ -147,7 +147,7 @@ func TestStreamedList(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Stop()
-	for i := range testCluster.services {
+	for i := range testCluster.Services {
 		e := next(ctx, t, w)
 		slice, ok := e.Object.(*discoveryv1.EndpointSlice)
 		if e.Type != watch.Added || !ok || slice.Labels[discoveryv1.LabelServiceName] != serviceName(i) {

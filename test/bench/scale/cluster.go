@@ -15,31 +15,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// mostEndpoints is the maximum number of endpoints of a cluster, and eachEndpoints
-// that of a service.
-const (
-	mostEndpoints = 100_000
-	eachEndpoints = 10
-)
+// Size is a cluster's number of services, and that of the endpoints of each.
+type Size struct{ Services, Each int }
 
-// cluster has n services of one TCP port with several endpoints each. The
-// endpoints do not answer, except the only endpoint of the last service, which is
-// live.
+// cluster has services of one TCP port with several endpoints each. The endpoints do not
+// answer, except the only endpoint of the last service, which is live.
 type cluster struct {
-	services int
+	Size
 	live     netip.Addr // an address of the server
 	nodeAddr netip.Addr
 }
 
-func (c *cluster) perService() int { return min(eachEndpoints, mostEndpoints/c.services) }
-
 // endpoints is the total number.
-func (c *cluster) endpoints() int { return (c.services-1)*c.perService() + 1 }
+func (c *cluster) endpoints() int { return (c.Services-1)*c.Each + 1 }
 
 // serviceRange holds the cluster IPs.
 var serviceRange = netip.MustParsePrefix("10.96.0.0/16")
 
-// vip returns a service's cluster IP; those from c.services on are free.
+// vip returns a service's cluster IP; those from c.Services on are free.
 func vip(i int) netip.Addr {
 	a := serviceRange.Addr().As4()
 	i += 10
@@ -70,15 +63,32 @@ func (c *cluster) service(i int) *corev1.Service {
 
 // slice returns a service's EndpointSlice.
 func (c *cluster) slice(i int) *discoveryv1.EndpointSlice {
-	if i >= c.services-1 {
+	if i >= c.Services-1 {
 		return c.sliceOf(i, c.live)
 	}
-	addrs := make([]netip.Addr, c.perService())
+	return c.sliceOf(i, c.addresses(i)...)
+}
+
+// rolled returns a service's EndpointSlice after one of its pods was replaced; rounds take
+// turns between two pods.
+func (c *cluster) rolled(i, round int) *discoveryv1.EndpointSlice {
+	addrs := c.addresses(i)
+	if round%2 == 0 {
+		a := addrs[0].As4()
+		a[1] += 64
+		addrs[0] = netip.AddrFrom4(a)
+	}
+	return c.sliceOf(i, addrs...)
+}
+
+// addresses are those of a service's endpoints that do not answer.
+func (c *cluster) addresses(i int) []netip.Addr {
+	addrs := make([]netip.Addr, c.Each)
 	for k := range addrs {
 		n := i*len(addrs) + k
 		addrs[k] = netip.AddrFrom4([4]byte{10, 128 + byte(n>>16), byte(n >> 8), byte(n)})
 	}
-	return c.sliceOf(i, addrs...)
+	return addrs
 }
 
 func (c *cluster) sliceOf(i int, addrs ...netip.Addr) *discoveryv1.EndpointSlice {
@@ -129,16 +139,16 @@ func (c *cluster) write(dir string) error {
 	if err := writeFile(dir, "cluster.json", c.node(), c.cidr()); err != nil {
 		return err
 	}
-	for from := 0; from < c.services-1; from += perFile {
+	for from := 0; from < c.Services-1; from += perFile {
 		var objects []runtime.Object
-		for i := from; i < min(from+perFile, c.services-1); i++ {
+		for i := from; i < min(from+perFile, c.Services-1); i++ {
 			objects = append(objects, c.service(i), c.slice(i))
 		}
 		if err := writeFile(dir, fmt.Sprintf("services-%05d.json", from), objects...); err != nil {
 			return err
 		}
 	}
-	last := c.services - 1
+	last := c.Services - 1
 	if err := writeFile(dir, "last.json", c.service(last)); err != nil {
 		return err
 	}

@@ -28,8 +28,14 @@ type Mode struct {
 	Flags []string
 	// Most is the largest number of services with which it is measured.
 	Most int
+	// MostEndpoints is the largest number of endpoints; zero for any.
+	MostEndpoints int
 	// Manifests reads the objects from a directory instead of an API server.
 	Manifests bool
+	// Program is the proxy, if it is not the product.
+	Program string
+	// Kernel has kernel flows, and starts until they serve.
+	Kernel bool
 }
 
 // Modes are all modes that are measured.
@@ -45,30 +51,36 @@ func Modes() []Mode {
 	}
 }
 
-// Sizes are the default numbers of services.
-var Sizes = []int{100, 1000, 3000, 10000, 30000}
+// Sizes are the default sizes.
+var Sizes = []Size{{100, 10}, {1000, 10}, {3000, 10}, {10000, 10}, {30000, 3}}
 
 // Options select what to measure.
 type Options struct {
 	Binary string // the product's
-	Sizes  []int
+	Sizes  []Size
 	Modes  []Mode
 	// Changes is the number of measured changes of each kind.
 	Changes int
-	Log     io.Writer // progress
+	// Rate is the number of changed slices a second of a rollout, Length its time; zero
+	// for none.
+	Rate   int
+	Length time.Duration
+	Log    io.Writer // progress
 }
 
 // Result is the result of one mode and size. Times are the median and the worst.
 type Result struct {
-	Mode                string
-	Services, Endpoints int
-	Start               time.Duration
-	Endpoint, Service   [2]time.Duration
+	Mode              string
+	Services, Each    int
+	Endpoints         int
+	Start             time.Duration
+	Endpoint, Service [2]time.Duration
 	// RSS in bytes after the first connection, and after the changes; CPU time of
 	// the start, and of all changes together.
 	RSS, RSSLater  int64
 	CPU, CPUChange time.Duration
-	Changes        int    // in total
+	Changes        int // in total
+	Rollout        Rollout
 	Error          string // why there are no figures
 }
 
@@ -78,10 +90,10 @@ func Run(o Options) ([]Result, error) {
 	var results []Result
 	for _, size := range o.Sizes {
 		for _, mode := range o.Modes {
-			if size > mode.Most {
+			if size.Services > mode.Most || mode.MostEndpoints > 0 && size.Services*size.Each > mode.MostEndpoints {
 				continue
 			}
-			r := Result{Mode: mode.Name, Services: size}
+			r := Result{Mode: mode.Name, Services: size.Services, Each: size.Each}
 			if err := r.measure(&o, mode); err != nil {
 				r.Error = err.Error()
 			}
@@ -105,8 +117,8 @@ type run struct {
 const (
 	// startPatience is the maximum wait for a start, changePatience that for a
 	// change.
-	startPatience  = 2 * time.Minute
-	changePatience = 10 * time.Second
+	startPatience  = 5 * time.Minute
+	changePatience = time.Minute
 	// attempt bounds one connection: an address that is not yet served may not
 	// answer at all.
 	attempt = 2 * time.Millisecond
@@ -118,7 +130,7 @@ func (r *Result) measure(o *Options, m Mode) error {
 		return err
 	}
 	defer w.Close()
-	u := &run{world: w, cluster: &cluster{services: r.Services, live: w.Endpoints[0], nodeAddr: w.NodeAddr}}
+	u := &run{world: w, cluster: &cluster{Size: Size{r.Services, r.Each}, live: w.Endpoints[0], nodeAddr: w.NodeAddr}}
 	defer u.close()
 	r.Endpoints = u.cluster.endpoints()
 	if err := u.prepare(m); err != nil {
@@ -131,6 +143,11 @@ func (r *Result) measure(o *Options, m Mode) error {
 	}
 	if err := u.await(vip(last), w.Endpoints[0], startPatience); err != nil {
 		return err
+	}
+	if m.Kernel {
+		if err := u.awaitKernel(); err != nil {
+			return err
+		}
 	}
 	r.Start = time.Since(begin)
 	pids := []int{u.proxy.PID()}
@@ -158,6 +175,11 @@ func (r *Result) measure(o *Options, m Mode) error {
 		return err
 	}
 	r.CPUChange, r.Changes = after-before, 2*o.Changes
+	if o.Rate > 0 {
+		if r.Rollout, err = u.rollout(o.Rate, o.Length); err != nil {
+			return fmt.Errorf("a rollout: %w", err)
+		}
+	}
 	r.RSSLater, err = rss(pids)
 	return err
 }
@@ -223,14 +245,18 @@ func greet(l net.Listener, name string) {
 }
 
 func (u *run) start(binary string, m Mode) (err error) {
+	if m.Program != "" {
+		u.proxy, err = u.world.Node.Start(world.Command{Path: m.Program, Args: append([]string{"--master", u.api.url(), "--hostname-override", "node"}, m.Flags...)})
+		return err
+	}
 	args := []string{"run", "--hostname-override", "node", "--access-log", "off",
-		"--metrics-bind-address", "127.0.0.1:10249", "--healthz-bind-address", "127.0.0.1:10256"}
+		"--metrics-bind-address", metricsAddress, "--healthz-bind-address", "127.0.0.1:10256"}
 	if m.Manifests {
 		args = append(args, "--manifests", u.dir)
 	} else {
 		args = append(args, "--master", u.api.url())
 	}
-	if help, err := exec.Command(binary, "run", "--help").Output(); err == nil && strings.Contains(string(help), "--datapath") {
+	if help, err := exec.Command(binary, "run", "--help").Output(); err == nil && strings.Contains(string(help), "--datapath") && !m.Kernel {
 		args = append(args, "--datapath", "relay") // its table says what steering costs
 	}
 	u.proxy, err = u.world.Node.Start(world.Command{Path: binary, Args: append(args, m.Flags...)})
@@ -317,7 +343,7 @@ func ask(service netip.Addr) (string, error) {
 
 // changeEndpoint replaces the live endpoint by another one.
 func (u *run) changeEndpoint(i int) (time.Duration, error) {
-	last := u.cluster.services - 1
+	last := u.cluster.Services - 1
 	endpoint := u.world.Endpoints[(i+1)%2]
 	slice := u.cluster.sliceOf(last, endpoint)
 	begin := time.Now()
@@ -336,7 +362,7 @@ func (u *run) changeEndpoint(i int) (time.Duration, error) {
 
 // addService adds a service with its slice.
 func (u *run) addService(i int) (time.Duration, error) {
-	n := u.cluster.services + i
+	n := u.cluster.Services + i
 	service, slice := u.cluster.service(n), u.cluster.slice(n)
 	begin := time.Now()
 	var err error

@@ -18,35 +18,40 @@ import (
 // No two services and no two endpoints share an address, and all addresses lie in
 // their ranges.
 func TestAddresses(t *testing.T) {
-	for _, size := range []int{1, 2, 300, 30000} {
-		c := &cluster{services: size, live: netip.MustParseAddr("10.2.0.2")}
+	for _, size := range []Size{{1, 10}, {2, 10}, {300, 10}, published, wide, largest} {
+		c := &cluster{Size: size, live: netip.MustParseAddr("10.2.0.2")}
 		seen := map[string]bool{}
 		add := func(a string) {
 			if seen[a] {
-				t.Fatalf("%d services: %s comes twice", size, a)
+				t.Fatalf("%v: %s comes twice", size, a)
 			}
 			seen[a] = true
 		}
-		for i := range size {
+		for i := range size.Services {
 			if !serviceRange.Contains(vip(i)) {
-				t.Fatalf("%d services: %s is not in %s", size, vip(i), serviceRange)
+				t.Fatalf("%v: %s is not in %s", size, vip(i), serviceRange)
 			}
 			add(vip(i).String())
 		}
-		for i := range min(size, 1000) {
+		total := 0
+		for i := range size.Services {
 			for _, e := range c.slice(i).Endpoints {
 				add(e.Addresses[0])
+				total++
+			}
+			if i < size.Services-1 {
+				add(c.rolled(i, 0).Endpoints[0].Addresses[0])
 			}
 		}
-		if c.endpoints() > mostEndpoints {
-			t.Errorf("%d services have %d endpoints", size, c.endpoints())
+		if total != c.endpoints() {
+			t.Errorf("%v: %d endpoints, %d said", size, total, c.endpoints())
 		}
 	}
 }
 
 // The directory has the same objects as the API server.
 func TestManifests(t *testing.T) {
-	c := &cluster{services: 250, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
+	c := &cluster{Size: Size{250, 10}, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
 	dir := t.TempDir()
 	if err := c.write(dir); err != nil {
 		t.Fatal(err)
@@ -87,15 +92,16 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+func median(ms int) [2]time.Duration {
+	return [2]time.Duration{time.Duration(ms) * time.Millisecond, 50 * time.Millisecond}
+}
+
 func exampleResults() []Result {
-	change := func(ms int) [2]time.Duration {
-		return [2]time.Duration{time.Duration(ms) * time.Millisecond, 50 * time.Millisecond}
-	}
 	return []Result{
-		{Mode: "tproxy/nftables", Services: 1000, Endpoints: 9991, Start: 218 * time.Millisecond, Endpoint: change(12), Service: change(5), RSS: 43 << 20, RSSLater: 42 << 20, CPU: 190 * time.Millisecond, CPUChange: time.Second, Changes: 100},
-		{Mode: "sklookup", Services: 1000, Endpoints: 9991, Start: 225 * time.Millisecond, Endpoint: change(2), Service: change(5), Changes: 100},
-		{Mode: "tproxy/nftables", Services: 10000, Endpoints: 99991, Start: 1101 * time.Millisecond, Endpoint: change(3), Service: change(5), RSS: 177 << 20, RSSLater: 137 << 20, Changes: 100},
-		{Mode: "sklookup", Services: 10000, Error: "it does not watch | at all\nlast words"},
+		{Mode: "tproxy/nftables", Services: 1000, Each: 10, Endpoints: 9991, Start: 218 * time.Millisecond, Endpoint: median(12), Service: median(5), RSS: 43 << 20, RSSLater: 42 << 20, CPU: 190 * time.Millisecond, CPUChange: time.Second, Changes: 100},
+		{Mode: "sklookup", Services: 1000, Each: 10, Endpoints: 9991, Start: 225 * time.Millisecond, Endpoint: median(2), Service: median(5), Changes: 100},
+		{Mode: "tproxy/nftables", Services: 10000, Each: 10, Endpoints: 99991, Start: 1101 * time.Millisecond, Endpoint: median(3), Service: median(5), RSS: 177 << 20, RSSLater: 137 << 20, Changes: 100},
+		{Mode: "sklookup", Services: 10000, Each: 10, Error: "it does not watch | at all\nlast words"},
 	}
 }
 
@@ -114,6 +120,12 @@ func TestGoals(t *testing.T) {
 	}
 	if got := Goals(exampleResults()[1:2]); strings.Count(got, "\n") != 3 || !strings.Contains(got, "|  | 2.0, met |") {
 		t.Errorf("one size of one mode:\n%s", got)
+	}
+	rolled := []Result{{Mode: "relay", Services: 44125, Each: 1, Start: 2900 * time.Millisecond, Endpoint: median(11), Rollout: Rollout{Lag: median(99)}}}
+	for _, line := range []string{"| 2,900, met |  |", "| 11.0, **missed** |", "| 99.0, met |"} {
+		if text := PublicGoals(rolled); !strings.Contains(text, line) {
+			t.Errorf("no %q in\n%s", line, text)
+		}
 	}
 	if Goals(nil) != "" {
 		t.Error("nothing has goals")
