@@ -362,3 +362,19 @@ func TestKernelFlowsHaveRatios(t *testing.T) {
 		t.Errorf("no ratio, or no goal, of kernel flows:\n%s", text)
 	}
 }
+
+// The page's costs are in microseconds and milliseconds of one operation; peers without any
+// have no row.
+func TestCosts(t *testing.T) {
+	d := &Data{Peers: []Peer{{Name: "direct"}, {Name: "sluice"}, {Name: "sluice-base", Variant: true}, {Name: "rates"}}}
+	for peer, factor := range map[string]float64{"direct": 1, "sluice": 2, "sluice-base": 3} {
+		d.Add(0, peer, "crc.machine", 4*factor)
+		d.Add(0, peer, "bulk1.machine", 0.2*factor)
+	}
+	d.Add(0, "sluice", "crc.cpu", 0.25)
+	d.Add(0, "rates", "crc.rate", 1)
+	_, rows, _ := strings.Cut(d.Costs(), "---:|\n")
+	if want := "| direct | 40 | | 200 | |\n| sluice | 80 (2.50) | | 400 | |\n"; rows != want {
+		t.Errorf("got\n%swant\n%s", rows, want)
+	}
+}
