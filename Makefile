@@ -226,10 +226,11 @@ fuzz-relay: deps ## Run random traffic with faults in every mode for FUZZRELAY (
 bench-go: ## Run each Go benchmark for BENCHTIME (once)
 	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
 
+# kube-proxy's modes are peers after make test-cluster or bench-scale.
 .PHONY: bench
-bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md
+bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md; HAPROXY=FILE for another version of it, too
 	@test/bench/install-deps.sh
-	go run ./test/bench
+	go run ./test/bench $(if $(HAPROXY),-haproxy $(HAPROXY)) $(if $(wildcard $(CLUSTER)/kube-proxy),-kube-proxy $(CLUSTER)/kube-proxy)
 	go run ./test/bench -sctp
 	$(BENCH_P2C)
 
