@@ -76,6 +76,8 @@ type Config struct {
 	MaxSessions int
 	// MaxServiceSessions bounds the sessions of one Service with all of its ports.
 	MaxServiceSessions int
+	// CountForwarded has sessions that the kernel forwards count, too (Server.Places).
+	CountForwarded bool
 	// MaxListeners bounds the service ports of each family that have listening
 	// sockets of their own. The others share one listening socket on each loop.
 	MaxListeners int
@@ -136,5 +138,8 @@ type Options struct {
 	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
 	// Follow hears of each session that begins, or has ended; nil: nobody does.
 	Follow func(client, vip netip.AddrPort, open bool)
-	Logger zerolog.Logger
+	// Crowded says that sessions that the kernel forwards leave no place for one of a service port:
+	// by the limit of its Service (conntrack.LimitReached) or of all (EndNone). It must not wait.
+	Crowded func(name service.PortName, end conntrack.End)
+	Logger  zerolog.Logger
 }

@@ -3,6 +3,7 @@ package datagram
 import (
 	"cmp"
 	"slices"
+	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -63,7 +64,8 @@ type namespace struct {
 // groups are the groups of one Service, by worker.
 type groups struct {
 	loops []group
-	ports int // of the Service; the Server's
+	open  atomic.Int64 // see places
+	ports int          // of the Service; the Server's
 }
 
 // namespaces are the parts of one namespace, by worker.

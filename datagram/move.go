@@ -140,6 +140,7 @@ func (c *session) settle(given bool) {
 		return
 	}
 	c.stays = true
+	c.sessions.places().Add()
 	w.include(c)
 	if c.cut == conntrack.EndNone && !c.socket.listen() {
 		c.cut = conntrack.LimitReached
@@ -256,6 +257,7 @@ func (a *arrived) begin() {
 	}
 	c.socket, c.record.Counters, c.record.Owner = u, a.service.counters, c
 	w.shard.Join(&c.record, &m.Record, a.port, now)
+	h.places().Add()
 	w.include(c)
 	for _, p := range m.Copies {
 		w.unacked.keepOne(c, p)

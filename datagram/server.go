@@ -28,6 +28,7 @@ type Server struct {
 	state    atomic.Pointer[state]
 	stats    Stats
 	warnings warnings
+	open     atomic.Int64 // see places
 
 	// The fields below belong to the configuring goroutine.
 	services    map[service.PortName]*portService
@@ -147,9 +148,6 @@ func (s *Server) Balancer(name service.PortName) *balancer.Balancer {
 	}
 	return nil
 }
-
-// Places returns nil: nothing bounds the sessions that the kernel forwards.
-func (s *Server) Places(service.PortName) conntrack.Places { return nil }
 
 // warn logs a problem of a service port once.
 func (s *Server) warn(port *service.Port, problem error) {

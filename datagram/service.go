@@ -32,6 +32,8 @@ type portService struct {
 	counters *conntrack.Counters
 	terms    atomic.Pointer[terms]
 	sessions []serviceSessions // by worker; each belongs to its loop
+	group    *groups           // the Service's
+	name     service.PortName
 
 	port *service.Port // as of the last Apply; used by the Server only
 }
@@ -43,7 +45,7 @@ type terms struct {
 }
 
 func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker, g *groups) (*portService, error) {
-	p := &portService{counters: counters, sessions: make([]serviceSessions, len(workers))}
+	p := &portService{counters: counters, sessions: make([]serviceSessions, len(workers)), group: g, name: port.Name}
 	for i := range p.sessions {
 		p.sessions[i] = serviceSessions{service: p, worker: workers[i], group: &g.loops[i]}
 	}

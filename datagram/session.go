@@ -66,8 +66,13 @@ func (w *worker) open(o *replySocket, k key) *session {
 	}
 	w.opening.begin(h, now, others)
 	w.makeRoom(h)
+	if !w.takePlace(h) {
+		s.stats.Lost.Add(1)
+		return nil
+	}
 	if o == nil {
 		if o = w.replySocketFor(k.vip); o == nil {
+			h.places().Give()
 			s.stats.Lost.Add(1)
 			return nil
 		}
@@ -119,6 +124,7 @@ func (w *worker) exclude(c *session) {
 		w.recent = nil
 	}
 	c.sessions.remove(c)
+	c.sessions.places().Give()
 	w.count--
 	w.server.stats.Sessions.Add(-1)
 }

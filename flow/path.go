@@ -189,7 +189,7 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 		// The loop reads both without a lock: a port that changes one begins anew.
 		// Its flows stay with the old object.
 		replaced = s
-		s = &portService{path: p, balancer: b, places: places, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
+		s = &portService{path: p, name: port.Name, balancer: b, places: places, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
 		if replaced != nil {
 			s.destinations, replaced.destinations = replaced.destinations, nil
 			s.lists, replaced.lists = replaced.lists, nil

@@ -24,6 +24,7 @@ const (
 // portService is a service port. It lives as long as the port has its name.
 type portService struct {
 	path     *Path
+	name     service.PortName
 	balancer *balancer.Balancer // read by the loop; set before the service is published, like inKernel
 	places   conntrack.Places   // likewise; nil if nothing bounds its connections
 	counters *conntrack.Counters
@@ -40,6 +41,7 @@ type portService struct {
 	// Of the loop.
 	first, last uint32 // indices of the newest flow and the oldest
 	count       int
+	at          int // in worker.crowd, while count > 0
 }
 
 // timeouts are those of a service port's UDP sessions.
@@ -152,7 +154,9 @@ func (s *portService) add(f *flow) {
 		s.last = f.index
 	}
 	s.first = f.index
-	s.count++
+	if s.count++; s.count == 1 {
+		f.worker.crowd.add(s)
+	}
 }
 
 func (s *portService) remove(f *flow) {
@@ -168,7 +172,9 @@ func (s *portService) remove(f *flow) {
 		s.last = f.prev
 	}
 	f.prev, f.next = 0, 0
-	s.count--
+	if s.count--; s.count == 0 {
+		f.worker.crowd.remove(s)
+	}
 }
 
 // moveTo gives the flow to another service port. Its next attempt asks that one's balancer.

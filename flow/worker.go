@@ -75,8 +75,9 @@ type worker struct {
 	ended      lingering                 // whose tuples stay
 	direct     map[uint32]bool           // indices of clients' own connections
 	asking     map[bpf.KernelTuple]*flow // without an answer
-	decided    []uint32                  // services whose upcalls are answered in this round
-	challenged []challenged              // in the order of their times
+	crowd      crowd
+	decided    []uint32     // services whose upcalls are answered in this round
+	challenged []challenged // in the order of their times
 	spare      []*handshake
 	copied     int                 // bytes of the handshakes' others
 	idle       []*flow             // objects of flows that are gone
@@ -353,8 +354,14 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 		return
 	}
 	end, ok := s.take(&v.Port.Limits)
-	if !ok && end == conntrack.EndNone && !st.judged {
-		w.pass(e, &p, key, relayedFor(path.protocol)) // it waits there
+	for range 2 { // limits: of the Service, and of all
+		if ok || path.protocol != service.UDP || !w.makePlace(s.name, end, now) {
+			break
+		}
+		end, ok = s.take(&v.Port.Limits)
+	}
+	if !ok && (path.protocol == service.UDP || end == conntrack.EndNone && !st.judged) {
+		w.pass(e, &p, key, relayedFor(path.protocol)) // it waits there, or takes the place of a session
 		return
 	}
 	f := w.open(e, &p, key, s, &v)

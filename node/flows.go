@@ -144,11 +144,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 	} else {
 		p.log.Info().Msg("SCTP is relayed: kernel flows of SCTP take Linux 6.4")
 	}
-	if o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0 {
-		p.flows.goBefore(protocols, service.UDP, p.datagram)
-	} else {
-		p.log.Info().Msg("UDP is relayed: limits of UDP sessions that flags set are the relay's")
-	}
+	p.flows.goBefore(protocols, service.UDP, p.datagram)
 	return nil
 }
 
@@ -159,6 +155,13 @@ func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath
 func (p *Proxy) followSession(client, vip netip.AddrPort, open bool) {
 	if p.flows != nil {
 		p.flows.server.Session(client, vip, open)
+	}
+}
+
+// makeRoom has kernel flows give up a UDP session for one that is to be relayed.
+func (p *Proxy) makeRoom(name service.PortName, end conntrack.End) {
+	if p.flows != nil {
+		p.flows.server.MakeRoom(name, end)
 	}
 }
 

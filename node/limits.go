@@ -60,6 +60,7 @@ func (o *Config) shareOut(files int) (limits, error) {
 	// can make room for another without harm. With the million files of a container it is
 	// as many as connection tracking has for each processor, enough for a thousand new
 	// clients in each of the 30 s of a session's timeout.
+	udp.CountForwarded = udp.MaxSessions+udp.MaxServiceSessions > 0
 	udp.MaxSessions = cmp.Or(udp.MaxSessions, min(max(files/32, 16), mostSessions))
 	udp.MaxServiceSessions = cmp.Or(udp.MaxServiceSessions, udp.MaxSessions)
 	l.listeners = cmp.Or(o.MaxListeners, min(max(files/32, 2), mostListeners))

@@ -347,6 +347,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 		Config:   limits.datagram,
 		Refuses:  refuses,
 		Follow:   p.followSession,
+		Crowded:  p.makeRoom,
 		Loops:    loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -58,10 +60,11 @@ func TestLimitsAreExactOnBothPaths(t *testing.T) {
 					first.await(t, limit, beyond)
 					first.close(freed)
 					wait.For(t, "the records of those that ended", startTimeout, func() error {
-						if got := count(p.records(), func(r record) bool { return r.End == "client_fin" }); got < freed {
-							return fmt.Errorf("%d of %d", got, freed)
+						list, err := readRecords(p.accessLog)
+						if got := count(list, func(r record) bool { return r.End == "client_fin" }); err == nil && got < freed {
+							err = fmt.Errorf("%d of %d", got, freed)
 						}
-						return nil
+						return err
 					})
 					next := rushOf(lab.Client, beyond)
 					next.await(t, freed, beyond-freed)
@@ -90,6 +93,58 @@ func TestLimitsAreExactOnBothPaths(t *testing.T) {
 				}
 				if got := count(records, func(r record) bool { return r.Path == path }); got < here {
 					t.Errorf("%d records have the path %s, want %d", got, path, here)
+				}
+			})
+		}
+	}
+}
+
+// TestSessionLimitsAreExactOnBothPaths opens more UDP sessions at once than a limit allows: all are
+// served, and each one beyond the limit ends an earlier one. Each leaves one record.
+func TestSessionLimitsAreExactOnBothPaths(t *testing.T) {
+	const limit, beyond = 20, 40
+	for _, path := range []string{"relay", "kernel"} {
+		for _, flag := range []string{"--max-udp-sessions", "--max-udp-sessions-per-service"} {
+			t.Run(path+"/"+flag, func(t *testing.T) {
+				t.Parallel()
+				lab := netns.NewLab(t, 2)
+				for _, b := range lab.Backends {
+					b.EchoUDP(t, 9000)
+				}
+				p := newProxy(t, lab.Node)
+				p.put(&object{
+					name: "web", kind: corev1.ServiceTypeClusterIP, vips: []string{vip4}, port: 80, target: 9000, protocol: corev1.ProtocolUDP,
+					endpoints: []endpoint{{host: lab.Backends[0], node: "elsewhere"}, {host: lab.Backends[1], node: "elsewhere"}},
+				})
+				// Each event loop of the relay has an even part of a limit.
+				p.start("--datapath", path, flag, fmt.Sprint(limit), "--workers", "1", "--access-log-udp", "all")
+				// Always some have their answer, so that no other one is ended.
+				for _, v := range crowd(limit+beyond, limit/2, func(int) (v visit) {
+					conn, err := lab.Client.Dial("udp", addresses(80, vip4)[0])
+					if err != nil {
+						return visit{err: err}
+					}
+					t.Cleanup(func() { _ = conn.Close() })
+					v.name, v.err = exchange(conn, "who", talkTimeout)
+					return v
+				}) {
+					if v.err != nil {
+						t.Error(v.err)
+					}
+				}
+				p.stop()
+				clients := make(map[netip.AddrPort]int)
+				records := p.records()
+				for _, r := range records {
+					if clients[r.Client]++; r.Path != path {
+						t.Errorf("%s: the path is %s", r.Client, r.Path)
+					}
+				}
+				if len(records) != limit+beyond || len(clients) != limit+beyond {
+					t.Errorf("%d records of %d clients, want %d", len(records), len(clients), limit+beyond)
+				}
+				if got := count(records, func(r record) bool { return r.End == "evicted" }); got != beyond {
+					t.Errorf("%d sessions were ended for others, want %d", got, beyond)
 				}
 			})
 		}

@@ -472,7 +472,7 @@ func TestNextSteersAsTheRunningOne(t *testing.T) {
 	}
 }
 
-// TestTakeOverWithoutFlows: a process whose limits leave nothing to the kernel does not take over
+// TestTakeOverWithoutFlows: a process that leaves nothing to the kernel does not take over
 // from one with kernel flows, whose programs nobody would tell of Services. It begins once that
 // one has ended.
 func TestTakeOverWithoutFlows(t *testing.T) {
@@ -481,7 +481,7 @@ func TestTakeOverWithoutFlows(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.start("--datapath", "kernel")
 	next := *p
-	next.start("--datapath", "auto", "--max-connections", "100", "--max-udp-sessions", "100", "--take-over")
+	next.start("--datapath", "relay", "--take-over")
 	p.waitExit()
 	if !p.stderr.Contains("a sluice that steers otherwise begins") {
 		t.Error("it has handed over")

@@ -52,7 +52,7 @@ func TestPromise7_TakeOversUnderLoad(t *testing.T) {
 }
 
 func (size loadSize) play(t *testing.T, mode mode, flags ...string) {
-	if !slices.Contains(flags, "kernel") { // there, it would have UDP relayed
+	if !slices.Contains(flags, "kernel") { // there, the process would decide about each session
 		flags = append(flags, "--max-udp-sessions", "3000")
 	}
 	before := netns.Dropped(t)

@@ -9,7 +9,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-limits-ignored", what: "connections that the kernel forwards know no limits",
-		file: "flow/worker.go", old: "s.take(&v.Port.Limits)", new: "conntrack.EndNone, true",
+		file: "flow/worker.go", old: "end, ok := s.take(&v.Port.Limits)", new: "end, ok := conntrack.EndNone, true",
 		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
 	},
 	{
@@ -21,6 +21,11 @@ var flows = []mutation{
 		name: "flow-places-lost", what: "a forwarded connection that ends leaves its place to nobody",
 		file: "flow/flow.go", old: "f.givePlace()", new: "",
 		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
+	},
+	{
+		name: "flow-sessions-unlimited", what: "the kernel forwards more UDP sessions of a Service than its limit",
+		file: "datagram/places.go", old: "addBelow(&p.group.open, o.MaxServiceSessions)", new: "addBelow(&p.group.open, 1<<30)",
+		pkg: "test/e2e", test: "TestSessionLimitsAreExactOnBothPaths",
 	},
 	{
 		name: "flow-relayed-translated", what: "packets of a connection that the relay has go to the endpoint of the one before",
