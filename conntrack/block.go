@@ -26,8 +26,7 @@ const (
 )
 
 // block holds encoded records, and the names that they refer to by number. What it points
-// to is its own, so that records keep no configuration of the past alive. It only grows: a
-// copy of it may be read without a lock.
+// to is its own, so that records keep no configuration of the past alive.
 type block struct {
 	data      []byte
 	ports     []service.PortName
@@ -67,18 +66,29 @@ func newBlock() *block {
 	}
 }
 
+// kept returns a copy that takes no records, and shares nothing with b but names.
+func (b *block) kept() *block {
+	return &block{
+		data: slices.Clone(b.data), ports: slices.Clone(b.ports), endpoints: slices.Clone(b.endpoints),
+		node: b.node, count: b.count, names: b.names, newest: b.newest, lost: b.lost,
+	}
+}
+
+// reset empties b, which keeps its memory.
+func (b *block) reset() {
+	clear(b.ports)
+	clear(b.endpoints)
+	clear(b.portNumbers)
+	clear(b.endpointNumbers)
+	*b = block{data: b.data[:0], ports: b.ports[:0], endpoints: b.endpoints[:0], portNumbers: b.portNumbers, endpointNumbers: b.endpointNumbers}
+}
+
 // takes reports whether there is room for a record.
 func (b *block) takes(r *Record) bool {
 	return len(b.data) <= blockRoom-mostEncoded && b.names < blockNames && (b.node == "" || r.ClientNode() == "" || b.node == r.ClientNode())
 }
 
-// close ends writing.
-func (b *block) close() {
-	b.data, b.ports, b.endpoints = slices.Clone(b.data), slices.Clone(b.ports), slices.Clone(b.endpoints)
-	b.portNumbers, b.endpointNumbers, b.port, b.endpoint = nil, nil, nil, nil
-}
-
-// size is the memory of a closed block, in bytes.
+// size is the memory of a kept block, in bytes.
 func (b *block) size() int { return blockSize + cap(b.data) + b.names }
 
 // Bits of an encoded record.

@@ -15,6 +15,7 @@ type Shard struct {
 	walks          int    // over the shard, at present
 	scratch        Record // of a parked connection, while somebody looks at it
 	batch          *batch // records of ended connections, or nil
+	spare          *batch // an empty one, or nil
 	wake           func()
 	failures       failures
 	turn           turn // of walks, which are on other goroutines
@@ -89,7 +90,9 @@ func (s *Shard) tell(r *Record, e Event, now int64) {
 // push adds a copy to the batch.
 func (s *Shard) push(c Record) {
 	if s.batch == nil {
-		s.batch = s.table.newBatch()
+		if s.batch, s.spare = s.spare, nil; s.batch == nil {
+			s.batch = s.table.newBatch()
+		}
 		if s.wake != nil {
 			s.wake()
 		}
@@ -104,7 +107,7 @@ func (s *Shard) push(c Record) {
 func (s *Shard) Flush() {
 	if b := s.batch; b != nil {
 		s.batch = nil
-		s.table.put(b)
+		s.spare = s.table.put(b)
 	}
 }
 

@@ -79,6 +79,7 @@ type Table struct {
 	misuse atomic.Uint64
 	queue  *queue // nil without a sink
 	taps   taps
+	past   atomic.Pointer[Past]
 	opens  atomic.Bool // whether the sink or a tap wants Opened records
 	self   atomic.Pointer[self]
 }
@@ -171,9 +172,9 @@ func (t *Table) Room() int {
 	return t.queue.limit - t.queue.length()
 }
 
-// wants reports whether the sink or a tap gets a copy of the record.
+// wants reports whether the sink, a tap or the Past gets a copy of the record.
 func (t *Table) wants(r *Record) bool {
-	return t.taps.any.Load() || t.queue != nil && !r.Quiet
+	return t.taps.any.Load() || t.past.Load() != nil || t.queue != nil && !r.Quiet
 }
 
 // newBatch returns an empty batch.
@@ -184,15 +185,24 @@ func (t *Table) newBatch() *batch {
 	return &batch{records: make([]Record, 0, batchSize)}
 }
 
-// put hands a batch to the taps and to the sink.
-func (t *Table) put(b *batch) {
-	if t.taps.put(b.records) {
-		// Some records are for the taps alone.
+// put hands a batch to the Past, to the taps and to the sink. Without a sink it returns the
+// batch, empty.
+func (t *Table) put(b *batch) *batch {
+	past := t.past.Load()
+	if past != nil {
+		past.put(b.records)
+	}
+	if t.taps.put(b.records) || past != nil {
+		// Some records are not for the sink.
 		b.records = slices.DeleteFunc(b.records, func(r Record) bool { return r.Quiet || r.Event == Opened && !t.taps.sinkOpens })
 	}
 	if t.queue != nil {
 		t.queue.put(b)
+		return nil
 	}
+	clear(b.records)
+	b.records = b.records[:0]
+	return b
 }
 
 // Close waits until the sink has received all flushed records, or until ctx ends;

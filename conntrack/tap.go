@@ -49,14 +49,7 @@ type Tap struct {
 	wake chan struct{}
 }
 
-// reader is told of records on the taps' goroutine: a Tap or a Past.
-type reader interface {
-	put(batch []Record) // its records are valid only during the call
-	lose(n uint64)
-	wantsOpens() bool
-}
-
-// tapRate bounds the records of a second. The taps' goroutine uses it.
+// tapRate bounds the records of a second.
 type tapRate struct {
 	limit   int // 0 for none
 	second  int64
@@ -79,14 +72,14 @@ func (r *tapRate) admit() bool {
 	return r.limit == 0 || r.records <= r.limit
 }
 
-// taps are the readers of a Table. Their goroutine runs while there are any.
+// taps are the Taps of a Table. Their goroutine runs while there are any.
 type taps struct {
 	any       atomic.Bool // whether there are taps
 	used      atomic.Bool // whether there ever was one
 	sinkOpens bool        // the sink wants Opened records
 
 	mu    sync.Mutex
-	all   map[reader]struct{}
+	all   map[*Tap]struct{}
 	queue *queue // nil while all is empty
 	off   bool   // the Table is closed
 }
@@ -103,10 +96,8 @@ func (t *Table) Tap(o TapOptions) (*Tap, error) {
 // Close ends the Tap.
 func (p *Tap) Close() { p.table.taps.remove(p.table, p) }
 
-func (p *Tap) wantsOpens() bool { return p.opens }
-
-// add begins to tell a reader of records.
-func (s *taps) add(t *Table, r reader) error {
+// add begins to tell a Tap of records.
+func (s *taps) add(t *Table, r *Tap) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= maxTaps {
@@ -116,7 +107,7 @@ func (s *taps) add(t *Table, r reader) error {
 		return errors.New("the proxy stops")
 	}
 	if s.all == nil {
-		s.all = make(map[reader]struct{})
+		s.all = make(map[*Tap]struct{})
 	}
 	s.all[r] = struct{}{}
 	if s.queue == nil {
@@ -128,7 +119,7 @@ func (s *taps) add(t *Table, r reader) error {
 }
 
 // remove ends that.
-func (s *taps) remove(t *Table, r reader) {
+func (s *taps) remove(t *Table, r *Tap) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, r)
@@ -143,7 +134,7 @@ func (s *taps) remove(t *Table, r reader) {
 func (s *taps) settle(t *Table) {
 	opens := s.sinkOpens
 	for p := range s.all {
-		opens = opens || p.wantsOpens()
+		opens = opens || p.opens
 	}
 	if len(s.all) > 0 {
 		s.used.Store(true)
@@ -181,7 +172,7 @@ func (s *taps) stop() {
 // Write implements Sink.
 func (s *taps) Write(batch []Record) {
 	s.mu.Lock()
-	all := make([]reader, 0, maxTaps)
+	all := make([]*Tap, 0, maxTaps)
 	for p := range s.all {
 		all = append(all, p)
 	}

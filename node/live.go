@@ -40,9 +40,7 @@ func (p *Proxy) answers() (serve.Options, error) {
 		return serve.Options{}, err
 	}
 	if o.Past > 0 {
-		if p.past, err = conntrack.NewPast(p.conntrack, o.Past); err != nil {
-			return serve.Options{}, err
-		}
+		p.past = conntrack.NewPast(p.conntrack, o.Past)
 	}
 	return serve.Options{
 		View: view, History: history, Past: p.past,

@@ -88,10 +88,7 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	past, err := conntrack.NewPast(table, conntrack.LeastPast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	past := conntrack.NewPast(table, conntrack.LeastPast)
 	t.Cleanup(past.Close)
 	h := New(Options{
 		View: view, History: history, Past: past,
