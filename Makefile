@@ -102,7 +102,7 @@ test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only co
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-take-over
-test-take-over: deps build ## Play 20 take-overs in a row under full load, on both data paths and in each steering mode (15 minutes)
+test-take-over: deps build ## Play 20 take-overs in a row under full load, on both data paths and in each steering mode (15 minutes); SLUICE_TEST_OTHER=sluice-v0.1.0: by turns with another release's binary
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run TestPromise7_TakeOversUnderLoad $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-cluster

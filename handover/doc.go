@@ -34,10 +34,10 @@ package handover
 import "time"
 
 // Version is that of the messages that this program sends, and Least the oldest that it
-// understands.
+// understands. Version 1 was of programs before the first release, which differed.
 const (
-	Version = 1
-	Least   = 1
+	Version = 2
+	Least   = 2
 )
 
 // Patience bounds each step that is not the other process's own work: a process that

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -112,6 +113,11 @@ func (m *movers) takeOver(t *testing.T, talks, dials int) {
 	connected := m.dial(t, dials)
 	before := m.p
 	next := *before
+	if next.program == "" {
+		next.program = os.Getenv("SLUICE_TEST_OTHER") // of another release
+	} else {
+		next.program = ""
+	}
 	m.p = &next
 	m.p.start(append(slices.Clone(m.flags), "--take-over")...)
 	before.awaitLog("another sluice has taken over")

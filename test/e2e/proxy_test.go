@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,6 +70,7 @@ type proxy struct {
 	credential *syscall.Credential
 	files      int      // its limit of open files; 0 for the tests' own
 	under      []string // a program and its arguments that starts it, such as setpriv
+	program    string   // sluice; empty for the one under test
 	relayed    string   // why the relay serves forwarded clients too; empty if it must not
 	cmd        *exec.Cmd
 	stderr     *output.Text
@@ -160,12 +162,13 @@ func (p *proxy) launch(flags ...string) {
 		args = append(args, "--datapath", "relay")
 	}
 	args = slices.Concat(args, p.mode.flags, flags)
-	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output.Text{}, make(chan struct{})
+	program := cmp.Or(p.program, built(p.t))
+	p.cmd, p.stderr, p.exited = exec.Command(program, args...), &output.Text{}, make(chan struct{})
 	if p.files > 0 {
-		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), built(p.t)}, args)...)
+		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), program}, args)...)
 	}
 	if len(p.under) > 0 {
-		p.cmd = exec.Command(p.under[0], slices.Concat(p.under[1:], []string{built(p.t)}, args)...)
+		p.cmd = exec.Command(p.under[0], slices.Concat(p.under[1:], []string{program}, args)...)
 	}
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr

@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -316,33 +319,94 @@ func take(c *handover.Conn, after handover.Step) error {
 	return err
 }
 
-// TestTakeOverOfAnotherVersion: a process whose messages do not fit is refused, and the running
+// otherVersions are those of processes whose messages do not fit ours.
+var otherVersions = []handover.Hello{
+	{Version: handover.Version + 2, Least: handover.Version + 1, Program: "later"},
+	{Version: handover.Least - 1, Least: 1, Program: "earlier"},
+}
+
+// TestTakeOverByAnotherVersion: a process whose messages do not fit is refused, and the running
 // one serves on.
-func TestTakeOverOfAnotherVersion(t *testing.T) {
+func TestTakeOverByAnotherVersion(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
-	err := lab.Node.Do(func() error {
-		c, err := handover.Dial("sluice")
-		if err != nil {
+	for _, h := range otherVersions {
+		err := lab.Node.Do(func() error {
+			c, err := handover.Dial("sluice")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if err := c.Send(&handover.Message{Step: handover.StepHello, Hello: &h}); err != nil {
+				return err
+			}
+			_, err = c.Await(handover.StepWelcome, startTimeout)
 			return err
+		})
+		var refused *handover.RefusedError
+		if !errors.As(err, &refused) || refused.Switch {
+			t.Errorf("%s: %v, want a refusal", h.Program, err)
 		}
-		defer c.Close()
-		h := handover.Hello{Version: handover.Version + 2, Least: handover.Version + 1, Program: "later"}
-		if err := c.Send(&handover.Message{Step: handover.StepHello, Hello: &h}); err != nil {
-			return err
+		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+			t.Error(err)
 		}
-		_, err = c.Await(handover.StepWelcome, startTimeout)
-		return err
-	})
-	var refused *handover.RefusedError
-	if !errors.As(err, &refused) || refused.Switch {
-		t.Errorf("%v, want a refusal", err)
-	}
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
 	}
 	p.stop()
+}
+
+// TestTakeOverFromAnotherVersion: a process ends, and changes nothing, if the running one does not
+// understand its messages.
+func TestTakeOverFromAnotherVersion(t *testing.T) {
+	for _, running := range otherVersions {
+		t.Run(running.Program, func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 1)
+			lab.Settle(t)
+			before := lab.Node.Dump(t)
+			p := prepareProxy(t, lab, []webService{webOn(lab)})
+			fits := make(chan bool, 1)
+			err := lab.Node.Do(func() error {
+				lock, err := redirect.AcquireLock("sluice")
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { _ = lock.Release() })
+				offer, err := handover.Listen("sluice", handover.Running{})
+				if err != nil {
+					return err
+				}
+				t.Cleanup(offer.Close)
+				go func() {
+					defer close(fits)
+					c, err := offer.Accept()
+					if err != nil {
+						return
+					}
+					defer c.Close()
+					if m, err := c.Await(handover.StepHello, startTimeout); err == nil {
+						fits <- m.Hello.Version >= running.Least && m.Hello.Least <= running.Version
+						_ = c.Send(&handover.Message{Step: handover.StepRefuse, Why: "the versions differ"})
+					}
+				}()
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.launch("--take-over")
+			p.waitExit()
+			if code := p.cmd.ProcessState.ExitCode(); code != 1 || !p.stderr.Contains("the running sluice serves on: the versions differ") {
+				t.Errorf("%v: %s", p.cmd.ProcessState, p.stderr)
+			}
+			if fits, said := <-fits; !said || fits {
+				t.Error("it says that it understands the running one")
+			}
+			if after := lab.Node.Dump(t); after != before {
+				t.Errorf("it has changed the node:\n%s", cmp.Diff(before, after))
+			}
+		})
+	}
 }
 
 // staying opens connections that do not move to the next process: it does not know their Service,
