@@ -76,7 +76,8 @@ type config struct {
 	pins      *pinTable // nil without affinity
 	maxPins   int
 	rank      *Rank
-	port      uint64 // of the service port's name
+	service   *service.Port // or nil
+	port      uint64        // of the service port's name
 	loads     *Loads
 	starts    *starts // nil: all endpoints have their full share
 	most      int     // connections of an endpoint; 0 = any number
@@ -129,6 +130,7 @@ func (b *Balancer) Configure(opts Options) {
 		plan:      opts.Plan.orDefault(),
 		maxPins:   cmp.Or(opts.MaxPins, DefaultMaxPins),
 		rank:      opts.Rank,
+		service:   opts.Port,
 		loads:     opts.Loads,
 		hashPort:  opts.HashPort,
 	}
@@ -267,16 +269,13 @@ func (b *Balancer) turn(c *config, candidates []service.Endpoint) int {
 	if ranked {
 		at = orderOf(c.port, candidates).at
 	}
-	list := mix(endpointKey(candidates[0].Addr)+uint64(n), endpointKey(candidates[n-1].Addr)^hashKeys[0])
-	const count = 1<<32 - 1 // a cursor is the list's tag and a counter
-	list = list&^count | 1<<63
-	slot := -1
+	list, slot := tagOf(candidates), -1
 	for i := range b.cursors {
 		switch v := b.cursors[i].Load(); {
-		case v&^count == list:
+		case v&^turnMask == list:
 			// Another goroutine may have reassigned the cursor since Load, so
 			// check the tag again.
-			if v = b.cursors[i].Add(1); v&^count == list {
+			if v = b.cursors[i].Add(1); v&^turnMask == list {
 				return at(uint32(v))
 			}
 		case v == 0 && slot < 0:
@@ -287,10 +286,38 @@ func (b *Balancer) turn(c *config, candidates []service.Endpoint) int {
 		slot = b.below(len(b.cursors))
 	}
 	if !ranked {
-		start = uint32(b.next() & (count >> 1))
+		start = uint32(b.next() & (turnMask >> 1))
 	}
 	b.cursors[slot].Store(list | uint64(start))
 	return at(start)
+}
+
+// turnMask is the counter of a cursor; above it is the list's tag.
+const turnMask = 1<<32 - 1
+
+// tagOf returns the tag of a list, which is the same in all processes.
+func tagOf(candidates []service.Endpoint) uint64 {
+	n := len(candidates)
+	return mix(stableKey(candidates[0].Addr)+uint64(n), stableKey(candidates[n-1].Addr)|1)&^turnMask | 1<<63
+}
+
+// setTurn has a list go on from a turn of another process, unless it has begun here.
+func (b *Balancer) setTurn(list uint64, turn uint32) {
+	for i := range b.cursors {
+		if v := b.cursors[i].Load(); v&^turnMask == list || v == 0 && b.cursors[i].CompareAndSwap(0, list|uint64(turn)) {
+			return
+		}
+	}
+}
+
+// takeTurn returns what setTurn has been told of a list, once.
+func (b *Balancer) takeTurn(list uint64) (turn uint32, ok bool) {
+	for i := range b.cursors {
+		if v := b.cursors[i].Load(); v&^turnMask == list && b.cursors[i].CompareAndSwap(v, 0) {
+			return uint32(v), true
+		}
+	}
+	return 0, false
 }
 
 // below returns a random number from 0 to n-1.

@@ -24,6 +24,7 @@ type Ejection struct {
 const (
 	firstEjection   = 10 * time.Second
 	longestEjection = 5 * time.Minute
+	mostDoubled     = 10
 )
 
 // parseEjection reads "5" or "5 any-reset".
@@ -61,6 +62,9 @@ type ejections struct {
 	mu     sync.Mutex
 	listed map[uint64]bool // keys of the service port's endpoints; guarded by mu
 }
+
+// roomLocked reports whether another endpoint may be ejected: at most half of them may.
+func (x *ejections) roomLocked() bool { return 2*(int(x.out.Load())+1) <= len(x.listed) }
 
 // Outcome is how a connection ended, as far as it says something about the endpoint.
 type Outcome uint8
@@ -125,7 +129,7 @@ func (s *Loads) note(l *Load, now int64, attempt, failed bool) {
 		s.ejectLocked(o, now)
 	case !s.ejections.listed[l.key]: // it is gone, and its last connections end
 	default:
-		if *row++; *row >= e.After && 2*(int(s.ejections.out.Load())+1) <= len(s.ejections.listed) {
+		if *row++; *row >= e.After && s.ejections.roomLocked() {
 			s.ejections.out.Add(1)
 			o.attempts = attempt
 			s.ejectLocked(o, now)
@@ -136,7 +140,7 @@ func (s *Loads) note(l *Load, now int64, attempt, failed bool) {
 func (s *Loads) ejectLocked(o *outcomes, now int64) {
 	o.until.Store(now + int64(min(firstEjection<<o.doubled, longestEjection)))
 	o.trying = false
-	o.doubled = min(o.doubled+1, 10)
+	o.doubled = min(o.doubled+1, mostDoubled)
 	o.refused, o.resets = 0, 0
 }
 

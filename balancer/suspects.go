@@ -115,13 +115,7 @@ func (b *Balancer) take(key uint64, now int64) bool {
 // suspect records that an endpoint failed. It does not extend a running period, so
 // many simultaneous failures count as one.
 func (b *Balancer) suspect(ep netip.AddrPort, listBits uint8, now int64) {
-	s := b.suspects.Load()
-	if s == nil || len(*s) < bucketsFor(listBits) {
-		larger := make(suspects, bucketsFor(listBits))
-		b.suspects.CompareAndSwap(s, &larger)
-		s = b.suspects.Load()
-	}
-	bucket, tag := s.bucket(endpointKey(ep))
+	bucket, tag := b.suspectsFor(listBits).bucket(endpointKey(ep))
 	at, word := bucket.find(tag)
 	if at == nil {
 		at, word = bucket.victim()
@@ -129,6 +123,26 @@ func (b *Balancer) suspect(ep netip.AddrPort, listBits uint8, now int64) {
 		return
 	}
 	at.CompareAndSwap(word, suspicion(tag, 0, now))
+}
+
+// suspectUntil records a suspicion of another process, unless the endpoint has failed here.
+func (b *Balancer) suspectUntil(ep netip.AddrPort, listBits uint8, doubled uint64, until int64) {
+	bucket, tag := b.suspectsFor(listBits).bucket(endpointKey(ep))
+	if at, _ := bucket.find(tag); at == nil {
+		at, word := bucket.victim()
+		at.CompareAndSwap(word, tag|doubled<<untilBits|uint64(max(until, 0))>>unitBits&untilMask)
+	}
+}
+
+// suspectsFor returns the table, large enough for a list.
+func (b *Balancer) suspectsFor(listBits uint8) suspects {
+	s := b.suspects.Load()
+	if s == nil || len(*s) < bucketsFor(listBits) {
+		larger := make(suspects, bucketsFor(listBits))
+		b.suspects.CompareAndSwap(s, &larger)
+		s = b.suspects.Load()
+	}
+	return *s
 }
 
 // clear removes an endpoint that answered.

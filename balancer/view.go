@@ -22,6 +22,7 @@ type view struct {
 	sums   []uint64 // of the weights up to each candidate, for turns by weight
 	step   uint64   // coprime to the last sum
 	turn   atomic.Uint64
+	list   uint64   // tag of the list, if it has turns
 	table  []uint16 // of Maglev
 }
 
@@ -45,6 +46,12 @@ func (b *Balancer) view(c *config, candidates []service.Endpoint) *view {
 	}
 	v := &view{first: first, n: len(candidates), config: c, epoch: epoch}
 	algorithms[c.algorithm].prepare(v, c, candidates)
+	if v.sums != nil {
+		v.list = tagOf(candidates)
+		if turn, ok := b.takeTurn(v.list); ok {
+			v.turn.Store(uint64(turn))
+		}
+	}
 	b.views[free].Store(v)
 	return v
 }

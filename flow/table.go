@@ -171,8 +171,12 @@ func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 func (p *Path) steer(s *portService, wanted steering) {
 	m := p.server.kernel.Maps.Destinations
 	for d, served := range wanted.destinations {
-		if had, ok := s.destinations[d]; ok && sameDecision(had, served) {
+		had, ok := s.destinations[d]
+		if ok && sameDecision(had, served) {
 			continue
+		}
+		if !ok && served.Count > 0 && m.Lookup(&d, &had) == nil && had.Count == served.Count {
+			served.Turn = had.Turn // of the process before
 		}
 		if err := m.Put(&d, &served); err != nil {
 			p.server.once.Warn("kernel flows", err) // the relay serves it

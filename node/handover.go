@@ -200,6 +200,9 @@ func (p *Proxy) give(c *handover.Conn) error {
 	}
 	told, err := p.tellAffinity(c, 0)
 	if err == nil {
+		err = p.tellLearnt(c)
+	}
+	if err == nil {
 		err = c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
 	}
 	if err == nil {

@@ -9,14 +9,26 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// affinityState is the kind of a handover.State with movedPins.
-const affinityState = "affinity"
+// The kinds of a handover.State.
+const (
+	affinityState = "affinity" // movedPins
+	learntState   = "learnt"   // a list of movedLearnt
+)
 
 // movedPins are clients of a service port that session affinity remembers.
 type movedPins struct {
 	Port service.PortName
 	Pins []balancer.Pin // Used is the time since the last use
 }
+
+// movedLearnt is what the balancer of a service port has learnt.
+type movedLearnt struct {
+	Port   service.PortName
+	Learnt balancer.Learnt
+}
+
+// learntBatch bounds the endpoints and lists of service ports in a message, and the service ports.
+const learntBatch = 200
 
 const (
 	pinsBatch     = 500     // in a message
@@ -64,22 +76,70 @@ func (p *Proxy) tellAffinity(c *handover.Conn, since int64) (now int64, err erro
 	return now, nil
 }
 
+// tellLearnt gives the next process what balancers have learnt of endpoints.
+func (p *Proxy) tellLearnt(c *handover.Conn) (err error) {
+	if p.table == nil {
+		return nil
+	}
+	now, size := poll.Nanotime(), 0
+	var batch []movedLearnt
+	tell := func() {
+		if err == nil && len(batch) > 0 {
+			err = c.Tell(learntState, batch)
+		}
+		batch, size = nil, 0
+	}
+	for _, port := range p.table.Snapshot().Ports {
+		if port == nil {
+			continue
+		}
+		b := p.balancerOf(port.Name)
+		if b == nil {
+			continue
+		}
+		for l := b.Learnt(now); len(l.Turns)+len(l.Endpoints) > 0; {
+			n := min(len(l.Endpoints), learntBatch-size)
+			batch = append(batch, movedLearnt{port.Name, balancer.Learnt{Turns: l.Turns, Endpoints: l.Endpoints[:n]}})
+			size += n + 1
+			l.Turns, l.Endpoints = nil, l.Endpoints[n:]
+			if size >= learntBatch {
+				tell()
+			}
+		}
+	}
+	tell()
+	return err
+}
+
 // learn uses what the running process told. What cannot be read is passed over: that process may
 // be of another version.
 func (p *Proxy) learn(states []handover.State) {
 	now := poll.Nanotime()
 	for _, s := range states {
-		var m movedPins
-		if s.Kind != affinityState || json.Unmarshal(s.Data, &m) != nil {
-			continue
+		switch s.Kind {
+		case affinityState:
+			var m movedPins
+			if json.Unmarshal(s.Data, &m) != nil {
+				continue
+			}
+			b := p.balancerOf(m.Port)
+			if b == nil {
+				continue // not served here
+			}
+			for i := range m.Pins {
+				m.Pins[i].Used = now - m.Pins[i].Used
+			}
+			b.Restore(m.Pins, now)
+		case learntState:
+			var list []movedLearnt
+			if json.Unmarshal(s.Data, &list) != nil {
+				continue
+			}
+			for i := range list {
+				if b := p.balancerOf(list[i].Port); b != nil {
+					b.Learn(&list[i].Learnt, now)
+				}
+			}
 		}
-		b := p.balancerOf(m.Port)
-		if b == nil {
-			continue // not served here
-		}
-		for i := range m.Pins {
-			m.Pins[i].Used = now - m.Pins[i].Used
-		}
-		b.Restore(m.Pins, now)
 	}
 }
