@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -127,26 +127,7 @@ func (p *proxy) countLines() (n int) {
 type holding struct{ process, maps int }
 
 // holds returns the memory of the process, and of its BPF maps as the kernel states it.
-func (p *proxy) holds() (h holding) {
+func (p *proxy) holds() holding {
 	p.t.Helper()
-	h.process = p.memory()
-	seen := make(map[string]bool)
-	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", p.cmd.Process.Pid))
-	for _, name := range infos {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue
-		}
-		fields := make(map[string]string)
-		for line := range strings.Lines(string(text)) {
-			key, value, _ := strings.Cut(line, ":")
-			fields[key] = strings.TrimSpace(value)
-		}
-		if id := fields["map_id"]; id != "" && !seen[id] {
-			seen[id] = true
-			n, _ := strconv.Atoi(fields["memlock"])
-			h.maps += n
-		}
-	}
-	return h
+	return holding{p.memory(), int(procstat.Maps(p.cmd.Process.Pid))}
 }

@@ -61,3 +61,13 @@ func TestOwnProcess(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestParseMap(t *testing.T) {
+	id, size := parseMap("pos:\t0\nmap_type:\t1\nmemlock:\t4096\nmap_id:\t17\n")
+	if id != "17" || size != 4096 {
+		t.Errorf("map %q of %d bytes", id, size)
+	}
+	if id, _ := parseMap("pos:\t0\nflags:\t02\n"); id != "" {
+		t.Errorf("a file is map %q", id)
+	}
+}

@@ -78,6 +78,7 @@ type Result struct {
 	// RSS in bytes after the first connection, and after the changes; CPU time of
 	// the start, and of all changes together.
 	RSS, RSSLater  int64
+	Maps           int64 // of the kernel's BPF maps, at the end
 	CPU, CPUChange time.Duration
 	Changes        int // in total
 	Rollout        Rollout
@@ -180,6 +181,7 @@ func (r *Result) measure(o *Options, m Mode) error {
 			return fmt.Errorf("a rollout: %w", err)
 		}
 	}
+	r.Maps = procstat.Maps(pids[0])
 	r.RSSLater, err = rss(pids)
 	return err
 }

@@ -52,17 +52,17 @@ func PublicGoals(results []Result) string {
 // PublicTable returns results as a Markdown table.
 func PublicTable(results []Result) string {
 	var b strings.Builder
-	b.WriteString("| services | endpoints | | start [ms] | CPU [s] | RSS [MiB] | later [MiB] | one endpoint changed [ms] | CPU of a change [ms] | rollout: changes [/s] | a change's lag [ms] | CPU [cores] |\n")
-	b.WriteString("|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
+	b.WriteString("| services | endpoints | | start [ms] | CPU [s] | RSS [MiB] | later [MiB] | BPF maps [MiB] | one endpoint changed [ms] | CPU of a change [ms] | rollout: changes [/s] | a change's lag [ms] | CPU [cores] |\n")
+	b.WriteString("|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range results {
 		fmt.Fprintf(&b, "| %s | %s | %s | ", thousands(r.Services), thousands(r.Endpoints), r.Mode)
 		if r.Error != "" {
 			reason, _, _ := strings.Cut(r.Error, "\n")
-			fmt.Fprintf(&b, "%s | | | | | | | | |\n", strings.ReplaceAll(reason, "|", "/"))
+			fmt.Fprintf(&b, "%s | | | | | | | | | |\n", strings.ReplaceAll(reason, "|", "/"))
 			continue
 		}
-		fmt.Fprintf(&b, "%s | %.2f | %d | %d | %s (%s) | %.1f | %.0f | %s (%s) | %.2f |\n",
-			thousands(int(r.Start.Milliseconds())), r.CPU.Seconds(), r.RSS>>20, r.RSSLater>>20, ms(r.Endpoint[0]), ms(r.Endpoint[1]),
+		fmt.Fprintf(&b, "%s | %.2f | %d | %d | %d | %s (%s) | %.1f | %.0f | %s (%s) | %.2f |\n",
+			thousands(int(r.Start.Milliseconds())), r.CPU.Seconds(), r.RSS>>20, r.RSSLater>>20, r.Maps>>20, ms(r.Endpoint[0]), ms(r.Endpoint[1]),
 			float64(r.CPUChange.Microseconds())/1000/float64(r.Changes), r.Rollout.Rate, ms(r.Rollout.Lag[0]), ms(r.Rollout.Lag[1]), r.Rollout.Cores)
 	}
 	return b.String()
