@@ -254,7 +254,7 @@ bench-quick: build ## As bench in under a minute; write nothing
 	go run ./test/bench --quick
 
 .PHONY: bench-sync
-bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; write that part of docs/benchmarks.md
+bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; write that part of docs/scale.md
 	go run ./test/bench -sync
 
 .PHONY: bench-neighbours
