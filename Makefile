@@ -233,6 +233,7 @@ bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write 
 	go run ./test/bench $(if $(HAPROXY),-haproxy $(HAPROXY)) $(if $(wildcard $(CLUSTER)/kube-proxy),-kube-proxy $(CLUSTER)/kube-proxy)
 	go run ./test/bench -sctp
 	$(BENCH_P2C)
+	$(MAKE) bench-takeover
 
 # What power-of-two costs connect-request-close, beside round-robin.
 BENCH_P2C = go run ./test/bench -endpoints 4 -peers sluice,sluice-p2c -columns crc -rounds 15

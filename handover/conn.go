@@ -28,6 +28,7 @@ const (
 type Conn struct {
 	unix    *net.UnixConn
 	stopped atomic.Bool // StopTaking was called
+	buffer  []byte      // of receive
 	running Running
 }
 
@@ -114,7 +115,10 @@ func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 		deadline = time.Now().Add(patience)
 	}
 	_ = c.unix.SetReadDeadline(deadline) // the read tells of a closed socket
-	p := make([]byte, maxMessage)
+	if c.buffer == nil {
+		c.buffer = make([]byte, maxMessage)
+	}
+	p := c.buffer // what parse returns keeps nothing of it
 	n, fds, whole, err := sys.ReceiveDescriptors(c.unix, p, batch)
 	if errors.Is(err, syscall.ECONNRESET) { // it has ended without reading all; what it said comes first
 		n, fds, whole, err = sys.ReceiveDescriptors(c.unix, p, batch)
