@@ -223,7 +223,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	case f.isUDP() && (!serves || f.state() == bpf.KernelStateMOVING): // A8.2
 		f.retire(conntrack.EndpointGone, now)
 	default:
-		w.loop.Schedule(&f.timer, now+int64(confirmation), f)
+		w.loop.Schedule(&f.timer, now, f) // it may be idle already; processes may follow each other at any pace
 		f.park()
 	}
 }

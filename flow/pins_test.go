@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -107,6 +108,51 @@ func TestFlowsAreAdopted(t *testing.T) {
 		t.Errorf("%s is there after the stop, with %v", dir, names)
 	}
 }
+
+// atRest is how long a connection has to be quiet for the next process in TestAdoptedFlowsEndInTime.
+const atRest = time.Millisecond
+
+// What is idle ends with the next process, however short the time until the one after that.
+func TestAdoptedFlowsEndInTime(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	lab.Backends[0].WitnessUDP(t, 8080)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	first := newNode(t, lab, pinned)
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
+	first.apply(services)
+	tcp, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	if _, err := netns.AskOn(tcp); err != nil {
+		t.Fatal(err)
+	}
+	openSessions(t, lab, 1)
+	wait.True(t, "both are known", func() bool { return first.server.Stats().Open == 2 })
+	first.leave()
+	next := newNode(t, lab, func(o *Options) {
+		pinned(o)
+		o.Keep, o.IdleTimeout, o.UDPTimeout, o.UDPStreamTimeout = false, atRest, atRest, atRest
+	})
+	next.apply(services)
+	open := make(chan int64, 1)
+	next.onLoop(func() { // timers of now come before it
+		next.loop.Schedule(new(poll.Timer), poll.Nanotime()+int64(confirmation/10), timed(func() { open <- next.server.Stats().Open }))
+	})
+	if got := <-open; got != 0 {
+		t.Errorf("%d of a connection and a session are open", got)
+	}
+	wait.True(t, "the records", func() bool { return next.endedBy(conntrack.Idle) == 2 })
+}
+
+// timed is called when its timer is due.
+type timed func()
+
+func (f timed) HandleTimer(*poll.Timer) { f() }
 
 // What an earlier process forwarded of a protocol is adopted by one that relays that protocol, as
 // its flags say. The kernel begins nothing new of it: neither the table, nor by asking a process

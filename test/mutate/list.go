@@ -62,6 +62,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_AffinityMoves/relay",
 	},
 	{
+		name: "adoption-prolongs", what: "processes that follow each other soon keep idle connections and UDP sessions for ever",
+		file: "flow/adopt.go", old: "w.loop.Schedule(&f.timer, now, f)", new: "w.loop.Schedule(&f.timer, now+int64(confirmation), f)",
+		pkg: "flow", test: "TestAdoptedFlowsEndInTime",
+	},
+	{
 		name: "endpoints-forgotten", what: "after a take-over, an endpoint that keeps failing gets connections again, and turns begin anew",
 		file: "node/handover.go", old: "err = p.tellLearnt(c)", new: "_ = p.tellLearnt",
 		pkg: "test/e2e", test: "TestPromise7_WhatEndpointsDidMoves/relay",
