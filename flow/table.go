@@ -58,6 +58,9 @@ func uniformOf(table *policy.Table, at service.Destination) (u uniform, ok bool)
 	if v.PodsOnly {
 		u.options = bpf.KernelDecidingDECIDE_PODS
 	}
+	if v.OutsideOnly {
+		u.options = bpf.KernelDecidingDECIDE_OUTSIDE
+	}
 	return u, true
 }
 

@@ -7,29 +7,35 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Uniform is a verdict that holds for all clients of a destination alike. It accepts
-// connections, and endpoints see the client's address. Exceptions: a client that is the
+// Uniform is a verdict that holds for all clients of a destination alike, other than this node's own.
+// It accepts connections, and endpoints see the client's address. Exceptions: a client that is the
 // endpoint, or has the destination as its address (A3.8).
 type Uniform struct {
 	Port       *service.Port
 	Candidates []service.Endpoint
 	// PodsOnly restricts it to the clients in Pods; of others, endpoints see the node's
-	// address (A3.8).
-	PodsOnly bool
+	// address (A3.8). OutsideOnly restricts it to all others; Pods reach endpoints on other
+	// nodes, too (A3.6).
+	PodsOnly, OutsideOnly bool
 }
 
-// Uniform returns what Resolve answers to all clients of a destination, or false: the
-// answer depends on the client, as with source ranges (A3.10) and external policy Local
-// (A3.6), or no client is accepted, or all clients' addresses are hidden (A3.8).
+// Uniform returns what Resolve answers to clients of a destination, or false: the
+// answer depends on the client, as with source ranges (A3.10), or no client is accepted, or
+// clients' addresses are hidden (A3.8).
 func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 	d := t.find(at)
-	if d == nil || d.kind != service.ClusterIP || d.is(limited) || !d.is(usable) || len(d.candidates) == 0 || t.node.masqueradeAll {
+	if d == nil || d.is(limited) || !d.is(usable) || len(d.candidates) == 0 {
+		return u, false
+	}
+	internal := d.kind == service.ClusterIP
+	if internal && t.node.masqueradeAll || !internal && !d.is(local) {
 		return u, false
 	}
 	return Uniform{
-		Port:       t.snap.Ports[d.id],
-		Candidates: d.candidates,
-		PodsOnly:   t.node.podsKnown[service.FamilyOf(at.Addr)],
+		Port:        t.snap.Ports[d.id],
+		Candidates:  d.candidates,
+		PodsOnly:    internal && t.node.podsKnown[service.FamilyOf(at.Addr)],
+		OutsideOnly: !internal,
 	}, true
 }
 

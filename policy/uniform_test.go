@@ -13,7 +13,7 @@ import (
 )
 
 // TestUniformIsWhatResolveSays: in random clusters, what Uniform says of a destination is
-// what each client gets from Resolve: the same candidates (A3.2), and whether the endpoint
+// what each client gets from Resolve: the same candidates (A3.2, A3.6), and whether the endpoint
 // sees its address (A3.7 to A3.9). Nothing else is uniform that could be.
 func TestUniformIsWhatResolveSays(t *testing.T) {
 	const questions = 400
@@ -26,11 +26,19 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 		for range questions {
 			protocol, client, to := c.Question(r)
 			at := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: protocols[protocol]}
+			if c.IsLocal(client) {
+				continue
+			}
+			isPod := slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(client) })
 			u, ok := table.Uniform(at)
 			v := table.Resolve(at.Protocol, client, to)
+			if ok && u.OutsideOnly && (isPod || client == to.Addr()) { // the kernel asks about them
+				seen["a pod, from outside"]++
+				continue
+			}
 			if !ok {
 				seen["not uniform"]++
-				if v.Action == policy.Accept && v.Kind == service.ClusterIP && v.Source == policy.SourceClient {
+				if v.Action == policy.Accept && v.Source == policy.SourceClient && (v.Kind == service.ClusterIP || v.Kind != service.LoadBalancer && !isPod) {
 					t.Fatalf("seed %d: %s to %s is not uniform, but %s is accepted: %+v", seed, protocol, to, client, v)
 				}
 				continue
@@ -38,7 +46,7 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			if v.Action != policy.Accept || v.Port != u.Port || !reflect.DeepEqual(v.Candidates, u.Candidates) {
 				t.Fatalf("seed %d: %s from %s to %s\ngot  %+v\nwant %+v", seed, protocol, client, to, u, v)
 			}
-			isPod := slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(client) })
+			seen[v.Kind.String()]++
 			for _, e := range u.Candidates {
 				want := policy.SourceNode
 				if (!u.PodsOnly || isPod) && client != e.Addr.Addr() && client != to.Addr() && !client.IsLoopback() {
@@ -51,7 +59,7 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"not uniform", "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
+	for _, what := range []string{"not uniform", "a pod, from outside", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
 		if seen[what] == 0 {
 			t.Errorf("no case is %q", what)
 		}

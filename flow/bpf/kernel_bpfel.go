@@ -72,8 +72,9 @@ const (
 type KernelDeciding uint32
 
 const (
-	KernelDecidingDECIDE_RANDOM KernelDeciding = 1
-	KernelDecidingDECIDE_PODS   KernelDeciding = 2
+	KernelDecidingDECIDE_RANDOM  KernelDeciding = 1
+	KernelDecidingDECIDE_PODS    KernelDeciding = 2
+	KernelDecidingDECIDE_OUTSIDE KernelDeciding = 4
 )
 
 type KernelDestination struct {

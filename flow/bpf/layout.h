@@ -131,6 +131,7 @@ struct destination {
 enum deciding {
 	DECIDE_RANDOM = 1, // else round-robin
 	DECIDE_PODS = 2,   // only for pods: of other clients, the endpoint sees the node's address
+	DECIDE_OUTSIDE = 4, // only for clients that are no pods: those reach other endpoints, too
 };
 
 struct served {

@@ -7,10 +7,11 @@ import (
 
 // modelTable is what the table in BPF knows about a destination.
 type modelTable struct {
-	endpoints []netip.AddrPort
-	turn      uint32
-	podsOnly  bool
-	random    bool // of one endpoint, so that the model knows which
+	endpoints   []netip.AddrPort
+	turn        uint32
+	podsOnly    bool
+	outsideOnly bool
+	random      bool // of one endpoint, so that the model knows which
 }
 
 // modelOrigin is what policy has to know about the clients of a range.
@@ -44,7 +45,8 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	case m.stale, l.distrusted && m.alive, // an endpoint has just failed
 		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && (m.relayed[p.tuple] || m.alive && m.sessions[p.tuple]), m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
-		t.podsOnly && !from.pod, // A3.8
+		t.podsOnly && !from.pod,   // A3.8
+		t.outsideOnly && from.pod, // A3.6
 		len(t.endpoints) == 0, client.Addr() == vip.Addr():
 		return nil
 	}
@@ -131,7 +133,7 @@ func (g *generator) tables(spare int) {
 		if f.state == KernelStateFREE || f.protocol == sctp || g.one(3) { // userspace decides about SCTP
 			continue
 		}
-		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), podsOnly: g.one(4)}
+		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), podsOnly: g.one(4), outsideOnly: g.one(4)}
 		for range g.IntN(4) {
 			e := g.addrPort(f.vip.Addr().Is6())
 			if other := &m.flows[1+g.IntN(len(m.flows)-1)]; other.state != KernelStateFREE && other.vip.Addr().Is6() == e.Addr().Is6() {
@@ -187,6 +189,9 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 	s.List, s.Count, s.Turn = x.list, uint32(len(t.endpoints)), t.turn
 	if t.podsOnly {
 		s.Options |= KernelDecidingDECIDE_PODS
+	}
+	if t.outsideOnly {
+		s.Options |= KernelDecidingDECIDE_OUTSIDE
 	}
 	if t.random {
 		s.Options |= KernelDecidingDECIDE_RANDOM

@@ -64,7 +64,7 @@ static __always_inline int same_link(const struct origin *client, const struct a
 static __always_inline struct place *choose(const struct packet *p, struct served *s)
 {
 	struct origin *o = origin_of(&p->tuple.src);
-	if ((s->options & DECIDE_PODS) && !(o && o->pod))
+	if (s->options & (o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS))
 		return NULL;
 	if (!s->count || same_address(&p->tuple.src, &p->tuple.dst))
 		return NULL;

@@ -28,6 +28,21 @@ var flows = []mutation{
 		pkg: "test/e2e", test: "TestSessionLimitsAreExactOnBothPaths",
 	},
 	{
+		name: "flow-outside-unhidden", what: "the table shows clients from outside whose address is to be hidden",
+		file: "policy/uniform.go", old: "!internal && !d.is(local)", new: "!internal",
+		pkg: "policy", test: "TestUniformIsWhatResolveSays",
+	},
+	{
+		name: "flow-pods-as-outside", what: "the table sends a pod to the endpoints of clients from outside",
+		file: "flow/bpf/table.h", old: "o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS", new: "o && o->pod ? 0 : DECIDE_PODS",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-absent-refuses", what: "without a process, nobody is served from outside",
+		file: "policy/uniform.go", old: "d == nil || d.is(limited)", new: "d == nil || d.kind != service.ClusterIP || d.is(limited)",
+		pkg: "test/e2e", test: "TestAbsentProcessRefusesNobody",
+	},
+	{
 		name: "flow-relayed-translated", what: "packets of a connection that the relay has go to the endpoint of the one before",
 		file: "flow/bpf/flow.bpf.c", old: "if (before)\n\t\texchange(", new: "if (0)\n\t\texchange(",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
@@ -350,7 +365,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-any-client", what: "the table lets endpoints see the address of clients that are no pods",
-		file: "flow/bpf/table.h", old: "if ((s->options & DECIDE_PODS) && !(o && o->pod))", new: "if (0)",
+		file: "flow/bpf/table.h", old: "if (s->options & (o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS))", new: "if (0)",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
@@ -435,7 +450,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
-		file: "policy/uniform.go", old: "t.node.masqueradeAll {", new: "false {",
+		file: "policy/uniform.go", old: "internal && t.node.masqueradeAll", new: "false",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",
 	},
 }

@@ -72,7 +72,7 @@ func (c *Cluster) Resolve(protocol string, client netip.Addr, to netip.AddrPort)
 	}
 	all := c.endpoints(svc, port, to.Addr())
 	fromPod, podsKnown := c.isPod(client)
-	fromNode := c.isLocal(client)
+	fromNode := c.IsLocal(client)
 
 	// A3.2, A3.3, A3.6
 	useLocal := a.Policy == "Local"
@@ -373,7 +373,8 @@ func (c *Cluster) primary() []netip.Addr {
 	return out
 }
 
-func (c *Cluster) isLocal(a netip.Addr) bool {
+// IsLocal reports whether an address is one of the node's.
+func (c *Cluster) IsLocal(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(c.NodeAddresses, a) || slices.Contains(c.NodeIPs, a) || slices.Contains(c.primary(), a)
 }
 
@@ -434,7 +435,7 @@ func (c *Cluster) hasNodePorts(a netip.Addr) bool {
 		return named || all && a.Is4() && c.LocalhostNodePorts
 	}
 	linkLocal := a.Is6() && a.IsLinkLocalUnicast()
-	return c.isLocal(a) && !linkLocal && (all || named)
+	return c.IsLocal(a) && !linkLocal && (all || named)
 }
 
 // admitted is A3.10 and A3.11.
@@ -458,5 +459,5 @@ func (c *Cluster) admitted(svc *corev1.Service, client netip.Addr) bool {
 	if inside(client) {
 		return true
 	}
-	return slices.ContainsFunc(c.primary(), inside) && (c.isLocal(client) || slices.Contains(balancerIPs(svc), client.String()))
+	return slices.ContainsFunc(c.primary(), inside) && (c.IsLocal(client) || slices.Contains(balancerIPs(svc), client.String()))
 }

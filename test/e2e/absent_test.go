@@ -1,0 +1,92 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestAbsentProcessRefusesNobody kills the process, and asks each kind of destination about which the
+// table decides, before there is another process: all new connections and sessions are served, and
+// leave one record each.
+func TestAbsentProcessRefusesNobody(t *testing.T) {
+	t.Parallel()
+	each := 50
+	if full() {
+		each = 1000
+	}
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.WitnessTCP(t, 8080)
+		b.WitnessUDP(t, 8080)
+	}
+	p, vips := newProxy(t, lab.Node), [][]string{{vip4, vip6}, {"10.96.0.53", "fd00:96::53"}}
+	for i, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		p.put(&object{
+			name: []string{"web", "dns"}[i], protocol: protocol, port: 80, nodePort: uint16(30080 + i), target: 8080,
+			vips: vips[i], external: "Local",
+			externalIPs: []string{"192.0.2.10", "2001:db8::10"}, lbIPs: []string{"192.0.2.20", "2001:db8::20"},
+			endpoints: []endpoint{{host: lab.Backends[0], node: "node"}, {host: lab.Backends[1], node: "node"}},
+		})
+	}
+	p.start("--datapath", "kernel", "--access-log-udp", "all")
+	c := client{name: "client", Host: lab.Client}
+	type kind struct{ network, to string }
+	var kinds []kind
+	for i, network := range []string{"tcp", "udp"} {
+		to := append(addresses(80, vips[i]...), addresses(80, "192.0.2.10", "2001:db8::10", "192.0.2.20", "2001:db8::20")...)
+		for _, address := range append(to, addresses(uint16(30080+i), lab.Node.IPv4.String(), lab.Node.IPv6.String())...) {
+			kinds = append(kinds, kind{network, address})
+		}
+	}
+	asked := 0
+	ask := func(times int) {
+		t.Helper()
+		for _, k := range kinds {
+			for _, v := range crowd(times, 8, func(int) (v visit) {
+				_, v.name = c.visit(k.network, netip.MustParseAddrPort(k.to), nil, startTimeout)
+				return v
+			}) {
+				if v.name != "b1:8080 client" && v.name != "b2:8080 client" {
+					t.Fatalf("%v: %s", k, v.name)
+				}
+			}
+			asked += times
+		}
+	}
+	wait.For(t, "the table decides about each kind", startTimeout, func() error {
+		before, err := p.metrics()
+		if err != nil {
+			return err
+		}
+		ask(1)
+		after, err := p.metrics()
+		const decided = "sluice_flows_decided_total"
+		if got := after[decided] - before[decided]; err == nil && got < float64(len(kinds)) {
+			err = fmt.Errorf("about %v of %d", got, len(kinds))
+		}
+		return err
+	})
+	before := asked
+	p.kill()
+	ask(each)
+	next := *p
+	next.start("--datapath", "kernel", "--access-log-udp", "all", "--keep-flows", "never")
+	next.stop()
+	// Lost are the records of what ended in the last moment of the first process.
+	clients := make(map[string]int)
+	records := next.records()
+	for _, r := range records {
+		if clients[fmt.Sprint(r.Protocol, r.Client, r.VIP)]++; clients[fmt.Sprint(r.Protocol, r.Client, r.VIP)] > 1 {
+			t.Errorf("%s has another record: %+v", r.Client, r)
+		}
+	}
+	if n := len(records); n > asked || n < asked-before {
+		t.Errorf("%d records of %d connections and sessions, of which %d began without a process", n, asked, asked-before)
+	}
+}
