@@ -22,6 +22,7 @@ type record struct {
 	Protocol      string         `json:"protocol"`
 	Path          string         `json:"path"`
 	Client        netip.AddrPort `json:"client"`
+	ClientNode    string         `json:"client_node"`
 	Via           netip.AddrPort `json:"via"`
 	VIP           netip.AddrPort `json:"vip"`
 	VIPKind       string         `json:"vip_kind"`
