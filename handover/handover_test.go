@@ -21,7 +21,7 @@ func pair(t *testing.T) (running, next *Conn) {
 	if c, is := sys.Missing(sys.NetAdmin); is {
 		t.Skipf("SKIP-NEEDS: %s", c)
 	}
-	o, err := Listen(t.Name(), Running{})
+	o, err := Listen(t.Name(), func() (r Running) { return r })
 	if err != nil {
 		t.Fatal(err)
 	}

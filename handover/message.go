@@ -49,7 +49,8 @@ type Message struct {
 
 // Running says what the running process does, before the next one says hello.
 type Running struct {
-	Mode string `json:"mode"` // which the next one may take without a trial; "" if it is to choose
+	Mode  string `json:"mode"`  // which the next one may take without a trial; "" if it is to choose
+	Flows bool   `json:"flows"` // it has kernel flows, or is about to
 }
 
 // Hello says who asks, and what it can be given.

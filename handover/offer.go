@@ -22,11 +22,11 @@ var ErrNobody = errors.New("it offers no take-over")
 // Offer is where the next process asks for a take-over.
 type Offer struct {
 	listener *net.UnixListener
-	running  Running
+	running  func() Running
 }
 
-// Listen makes the offer of a proxy.
-func Listen(proxy string, running Running) (*Offer, error) {
+// Listen makes the offer of a proxy. running is called by Accept.
+func Listen(proxy string, running func() Running) (*Offer, error) {
 	l, err := net.ListenUnix(network, address(proxy))
 	if err != nil {
 		return nil, fmt.Errorf("offer to hand over: %w", err)
@@ -47,7 +47,8 @@ func (o *Offer) Accept() (*Conn, error) {
 		}
 		c := &Conn{unix: u}
 		if err = c.verify(); err == nil {
-			err = c.prove(&o.running)
+			running := o.running()
+			err = c.prove(&running)
 		}
 		if err == nil {
 			return c, nil

@@ -87,7 +87,7 @@ func TestStrangersGetNothing(t *testing.T) {
 		{name: "no CAP_NET_ADMIN, another PID namespace", attributes: syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}, drop: true, says: "may not take part"},
 	} {
 		t.Run(a.name, func(t *testing.T) {
-			o, err := Listen(t.Name(), Running{})
+			o, err := Listen(t.Name(), func() (r Running) { return r })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,7 +109,7 @@ func TestStrangersGetNothing(t *testing.T) {
 		})
 	}
 	t.Run("another network namespace", func(t *testing.T) {
-		o, err := Listen(t.Name(), Running{})
+		o, err := Listen(t.Name(), func() (r Running) { return r })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestStrangersGetNothing(t *testing.T) {
 // node, believe each other by their proofs.
 func TestUnseenProcessProvesItself(t *testing.T) {
 	needsRoot(t)
-	o, err := Listen(t.Name(), Running{})
+	o, err := Listen(t.Name(), func() (r Running) { return r })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,18 +81,25 @@ func (p *Proxy) relayAll(why error) error {
 	if o.DataPath == KernelPath {
 		return fmt.Errorf("--datapath kernel: %w", why)
 	}
+	if p.takesOver() && !o.relaysAll() && p.before.conn.Running().Flows {
+		return fmt.Errorf(withoutFlows, why)
+	}
+	p.hasFlows.Store(false)
 	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
 	p.tellForwardPolicies()
-	if p.takesOver() {
-		return nil // the running process has none, or it refuses; see removeFlows
+	removed, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
+	if p.before != nil && len(removed) > 0 { // the trial has not found out
+		p.log.Error().Strs("removed", removed).Msg("the sluice before had kernel flows, and this one has none: forwarded connections are cut")
 	}
-	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	if o.relaysAll() {
 		return err
 	}
 	p.log.Info().Str("because", why.Error()).AnErr("leftovers", err).Msg("all connections are relayed")
 	return nil
 }
+
+// withoutFlows says why a process gives up a take-over: it would cut what the running one forwards.
+const withoutFlows = "the running sluice has kernel flows and serves on: this one cannot have them: %w; --datapath relay begins once that one has ended, and cuts its connections"
 
 // openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.
 func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protocol]listener.Protocol) error {
@@ -137,6 +144,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		return err
 	}
 	p.flows = &flows{loop: loop, server: server, begun: make(chan error, 1), ended: make(chan struct{})}
+	p.hasFlows.Store(true)
 	p.dataPath.Store(&dataPath{conntrack.Relayed, "the BPF programs of kernel flows are being loaded"})
 	p.flows.goBefore(protocols, service.TCP, p.stream)
 	if bpf.ServesSCTP() {

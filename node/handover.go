@@ -24,7 +24,7 @@ const offerPatience = time.Second
 func (p *Proxy) openOffer() {
 	var err error
 	for began := time.Now(); ; time.Sleep(lockPause) {
-		p.offer, err = handover.Listen(p.config.Steering.Table, handover.Running{Mode: p.mode})
+		p.offer, err = handover.Listen(p.config.Steering.Table, func() handover.Running { return handover.Running{Mode: p.mode, Flows: p.hasFlows.Load()} })
 		if err == nil || p.before == nil || time.Since(began) > offerPatience {
 			break
 		}
@@ -159,7 +159,7 @@ func (p *Proxy) refusal(h *handover.Hello) (other bool, why error) {
 	if mode := p.steer.Traits().Name; h.Mode != mode {
 		return true, errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode)
 	}
-	if p.flows != nil && h.Relays {
+	if p.hasFlows.Load() && h.Relays {
 		return true, errors.New("the running sluice has kernel flows, the next one relays all")
 	}
 	return false, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/host/hostnet"
@@ -65,6 +66,7 @@ type Proxy struct {
 	stream    *stream.Server   // serves TCP and SCTP
 	datagram  *datagram.Server // serves UDP
 	flows     *flows           // nil if all is relayed from the start
+	hasFlows  atomic.Bool      // they serve, or are about to
 	dataPath  atomic.Pointer[dataPath]
 	steer     redirect.Redirector
 	lock      *redirect.Lock
@@ -224,7 +226,12 @@ func (p *Proxy) openSteering() error {
 	modes := p.config.Steering
 	modes.Routes.SplitLate = !p.config.relaysAll() // few of its connections need a rule
 	if p.before != nil {
-		modes.Running = p.before.conn.Running().Mode
+		running := p.before.conn.Running()
+		if modes.Running = running.Mode; running.Flows && !p.config.relaysAll() {
+			if err := flow.Try(); err != nil {
+				return fmt.Errorf(withoutFlows, err)
+			}
+		}
 	}
 	choice, err := choose.Open(modes)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/redirect"
 )
@@ -74,8 +73,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	hello := handover.Hello{
 		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
 		Mode: p.steer.Traits().Name, Proxy: p.config.Store.ServiceProxyName, Moves: true,
-		// With --datapath kernel this process fails instead: the running one is not to end for that.
-		Relays: p.config.DataPath != KernelPath && p.config.relaysAll(),
+		Relays: p.config.relaysAll(),
 	}
 	if err := conn.Send(&handover.Message{Step: handover.StepHello, Hello: &hello}); err != nil {
 		return false, err
@@ -207,22 +205,9 @@ func (p *Proxy) tookOver() error {
 		p.log.Error().Err(err).Msg("not everything is served after the take-over")
 	}
 	p.serveRest()
-	p.removeFlows()
 	p.health.Update(p.table) // asks for inherited sockets: what nobody has asked for is closed
 	p.ports.serve()
 	return nil
-}
-
-// removeFlows removes what the process before has left at interfaces, if this one has no flows to
-// follow it: that one could not know, such as where the kernel lacks what flows need.
-func (p *Proxy) removeFlows() {
-	if p.flows != nil {
-		return
-	}
-	removed, err := flow.Cleanup(p.config.Steering.BPFRoot, p.config.Steering.Table, 0)
-	if len(removed) > 0 || err != nil {
-		p.log.Error().Err(err).Strs("removed", removed).Msg("the sluice before had kernel flows, and this one has none: forwarded connections are cut")
-	}
 }
 
 // outlive takes the connections of the process before, waits for its end, and gives up what its

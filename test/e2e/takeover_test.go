@@ -372,7 +372,7 @@ func TestTakeOverFromAnotherVersion(t *testing.T) {
 					return err
 				}
 				t.Cleanup(func() { _ = lock.Release() })
-				offer, err := handover.Listen("sluice", handover.Running{})
+				offer, err := handover.Listen("sluice", func() (r handover.Running) { return r })
 				if err != nil {
 					return err
 				}
@@ -551,6 +551,53 @@ func TestTakeOverWithoutFlows(t *testing.T) {
 		t.Error("it has handed over")
 	}
 	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	next.stop()
+}
+
+// TestPromise7_ForwardedConnectionsOutliveALesserProcess: a process that lacks a right for kernel flows does
+// not take over from one that has them, whose connections go on.
+func TestPromise7_ForwardedConnectionsOutliveALesserProcess(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.start("--datapath", "kernel")
+	target := addresses(80, vip4)[0]
+	c, err := lab.Client.Dial("tcp", target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := netns.AskOn(c); err != nil {
+		t.Fatal(err)
+	}
+	lesser := *p
+	lesser.under = with(slices.DeleteFunc(granted(t, deployments[0].file, deployments[0].list), func(name string) bool { return name == "perfmon" }))
+	for _, path := range []string{"auto", "kernel"} {
+		next := lesser
+		next.launch("--datapath", path, "--take-over")
+		next.waitExit()
+		if code := next.cmd.ProcessState.ExitCode(); code != 1 || !next.stderr.Contains("has kernel flows and serves on: this one cannot have them: CAP_PERFMON is missing") {
+			t.Errorf("--datapath %s: %v: %s", path, next.cmd.ProcessState, next.stderr)
+		}
+		if err := echoes(c); err != nil {
+			t.Errorf("a forwarded connection: %v", err)
+		}
+		if _, err := lab.Client.Ask("tcp", target); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = c.Close()
+	for _, r := range p.awaitRecords(3) {
+		if r.Path != "kernel" || r.End != "client_fin" {
+			t.Errorf("a connection's path is %s, its end %s", r.Path, r.End)
+		}
+	}
+	next := lesser
+	next.start("--datapath", "relay", "--take-over") // asked for: it begins when the other one has ended
+	p.waitExit()
+	if _, err := lab.Client.Ask("tcp", target); err != nil {
 		t.Error(err)
 	}
 	next.stop()

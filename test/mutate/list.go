@@ -67,13 +67,18 @@ var promises = []mutation{
 		pkg: "flow", test: "TestAdoptedFlowsEndInTime",
 	},
 	{
+		name: "next-cuts-flows", what: "a process that cannot have kernel flows takes over, and cuts what the running one forwards",
+		file: "node/handover.go", old: "Flows: p.hasFlows.Load()", new: "Flows: false",
+		pkg: "test/e2e", test: "TestPromise7_ForwardedConnectionsOutliveALesserProcess",
+	},
+	{
 		name: "endpoints-forgotten", what: "after a take-over, an endpoint that keeps failing gets connections again, and turns begin anew",
 		file: "node/handover.go", old: "err = p.tellLearnt(c)", new: "_ = p.tellLearnt",
 		pkg: "test/e2e", test: "TestPromise7_WhatEndpointsDidMoves/relay",
 	},
 	{
 		name: "next-chooses-again", what: "a process that takes over steers otherwise than the running one, whose connections are cut",
-		file: "node/proxy.go", old: "modes.Running = p.before.conn.Running().Mode", new: "modes.Running = \"\"",
+		file: "node/proxy.go", old: "modes.Running = running.Mode;", new: "modes.Running = \"\";",
 		pkg: "test/e2e", test: "TestNextSteersAsTheRunningOne/tproxy-nftables",
 	},
 	{
