@@ -257,6 +257,7 @@ func (p *Proxy) linger(ctx context.Context) error {
 		p.log.Warn().Err(err).Msg("the next sluice does not answer")
 		p.moves = false
 	}
+	setGC(movingGC)
 	timeout := time.NewTimer(p.config.TakeOverTimeout)
 	defer timeout.Stop()
 	look := time.NewTicker(100 * time.Millisecond)

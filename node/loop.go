@@ -262,7 +262,7 @@ func (p *Proxy) tellReady() {
 		return
 	}
 	p.toldReady = true
-	go settleMemory()
+	go p.settleMemory()
 	event := p.log.Info().Str("version", p.config.Version).Str("node", p.config.Policy.NodeName).Str("redirect", p.steer.Traits().Name).Stringer("datapath", p.dataPath.Load().path)
 	if p.manifests != nil {
 		found := p.manifests.Stats()

@@ -10,8 +10,19 @@ import (
 
 // settledGC is the value of GOGC once the first configuration is in force. From then
 // on only changes of the configuration allocate much, and connections next to
-// nothing, so a low value costs little CPU.
-const settledGC = 25
+// nothing, so a low value costs little CPU. Connections that move to another process
+// allocate, and wait for it: then the value is movingGC, Go's default.
+const (
+	settledGC = 25
+	movingGC  = 100
+)
+
+// setGC sets the value of GOGC, unless the operator has.
+func setGC(value int) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(value)
+	}
+}
 
 // letGo drops the objects of the first configuration once the model is built of
 // them: they take as much memory as everything that is kept, and the next steps can
@@ -22,11 +33,12 @@ func letGo(c service.Change) {
 	runtime.GC()
 }
 
-// settleMemory returns memory to the system that only the start needed. It takes as
-// long as a collection; nothing should wait for it.
-func settleMemory() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(settledGC)
+// settleMemory returns memory to the system that only the start needed, and what the process
+// before has given. It takes as long as a collection; nothing should wait for it.
+func (p *Proxy) settleMemory() {
+	if p.before != nil {
+		<-p.before.left
 	}
+	setGC(settledGC)
 	debug.FreeOSMemory()
 }
