@@ -6,7 +6,6 @@ package admin
 import (
 	"runtime"
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -45,7 +44,7 @@ func PerFamily(metrics ...Metric) (list []Metric) {
 }
 
 func (m *Metric) collector() prometheus.Collector {
-	if strings.HasSuffix(m.Name, "_total") && m.Name != noLocal {
+	if m.isTotal() {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: m.Labels}, m.Value)
 	}
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help, ConstLabels: m.Labels}, m.Value)
@@ -75,6 +74,8 @@ type Sources struct {
 	// labels or buckets.
 	Metrics    []Metric
 	Collectors []prometheus.Collector
+	// Carried has the totals of Metrics, and of the program and health checks, go on. It may be nil.
+	Carried *Carried
 }
 
 // NoLocalEndpoints counts, by service.Family, the service ports with traffic policy
@@ -92,6 +93,9 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	)
 	metrics := slices.Concat(s.Metrics, s.ofProgram(), s.ofHealth(), s.ofNoLocal())
 	for i := range metrics {
+		if s.Carried != nil {
+			s.Carried.include(&metrics[i])
+		}
 		r.MustRegister(metrics[i].collector())
 	}
 	r.MustRegister(s.Collectors...)

@@ -67,9 +67,9 @@ type Totals struct {
 	Retried uint64 // connections with more than one attempt
 	// Attempts counts started attempts; Failed counts failed ones by DialError.
 	Attempts uint64
-	Failed   [dialErrorCount]uint64
+	Failed   [dialErrorCount]uint64 `json:"-"`
 	// Ended counts connections by End.
-	Ended             [endCount]uint64
+	Ended             [endCount]uint64 `json:"-"`
 	BytesFromClient   uint64
 	BytesFromEndpoint uint64
 	// Datagrams that were forwarded from clients and from endpoints.
@@ -86,11 +86,11 @@ type Histogram struct {
 	Sum     time.Duration
 }
 
-func (h *Histogram) add(o *Histogram) {
+func (h *Histogram) addTimes(o *Histogram, times int) {
 	for i, b := range o.Buckets {
-		h.Buckets[i] += b
+		h.Buckets[i] += b * uint64(times)
 	}
-	h.Sum += o.Sum
+	h.Sum += o.Sum * time.Duration(times)
 }
 
 // Totals returns the current values.
@@ -117,23 +117,27 @@ func (c *Counters) Totals() Totals {
 }
 
 // Add adds the values of another service port.
-func (t *Totals) Add(o *Totals) {
-	t.Opened += o.Opened
-	t.Active += o.Active
-	t.Retried += o.Retried
-	t.Attempts += o.Attempts
-	t.BytesFromClient += o.BytesFromClient
-	t.BytesFromEndpoint += o.BytesFromEndpoint
-	t.DatagramsFromClient += o.DatagramsFromClient
-	t.DatagramsFromEndpoint += o.DatagramsFromEndpoint
-	for i, n := range o.Ended {
-		t.Ended[i] += n
+func (t *Totals) Add(o *Totals) { t.addTimes(o, 1) }
+
+// addTimes is Add of a multiple; -1 takes away.
+func (t *Totals) addTimes(o *Totals, times int) {
+	n := uint64(times)
+	t.Opened += n * o.Opened
+	t.Active += int64(times) * o.Active
+	t.Retried += n * o.Retried
+	t.Attempts += n * o.Attempts
+	t.BytesFromClient += n * o.BytesFromClient
+	t.BytesFromEndpoint += n * o.BytesFromEndpoint
+	t.DatagramsFromClient += n * o.DatagramsFromClient
+	t.DatagramsFromEndpoint += n * o.DatagramsFromEndpoint
+	for i := range o.Ended {
+		t.Ended[i] += n * o.Ended[i]
 	}
-	for i, n := range o.Failed {
-		t.Failed[i] += n
+	for i := range o.Failed {
+		t.Failed[i] += n * o.Failed[i]
 	}
-	t.Connect.add(&o.Connect)
-	t.FirstByte.add(&o.FirstByte)
+	t.Connect.addTimes(&o.Connect, times)
+	t.FirstByte.addTimes(&o.FirstByte, times)
 }
 
 // countDatagrams adds a record's datagrams since the last call.
@@ -144,11 +148,6 @@ func (c *Counters) countDatagrams(r *Record) {
 			r.countedDatagrams[i] = uint32(n)
 		}
 	}
-}
-
-func (c *Counters) recordOpened() {
-	c.opened.Add(1)
-	c.active.Add(1)
 }
 
 func (c *Counters) recordClosed(r *Record) {

@@ -32,9 +32,17 @@ func (s *Shard) OnPending(f func()) { s.wake = f }
 // Client, VIP, Port, Kind, Protocol and Counters; Open sets ID and Wall. The record
 // must not move in memory until Close.
 func (s *Shard) Open(r *Record) {
+	if s.Adopt(r) && r.Counters != nil {
+		r.Counters.opened.Add(1)
+	}
+}
+
+// Adopt is Open of a connection that is among the totals of the process before, see Table.Carry. It
+// returns false after a misuse.
+func (s *Shard) Adopt(r *Record) bool {
 	if r.state != recordNew {
 		s.table.misuse.Add(1)
-		return
+		return false
 	}
 	r.ID = s.nextID
 	s.nextID += uint64(len(s.table.shards))
@@ -45,8 +53,9 @@ func (s *Shard) Open(r *Record) {
 	r.insertBefore(&s.list)
 	s.count++
 	if r.Counters != nil {
-		r.Counters.recordOpened()
+		r.Counters.active.Add(1)
 	}
+	return true
 }
 
 // Close removes a connection from the table and queues a copy of its record. The

@@ -34,6 +34,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // DefaultQueue is the default bound on records that wait for the sink, about 8 MiB.
@@ -74,6 +76,7 @@ type LossReporter interface {
 type Table struct {
 	shards   []Shard
 	registry registry
+	told     map[service.PortName]Totals // by MovedTotals
 	now      func() time.Time
 
 	misuse atomic.Uint64

@@ -209,7 +209,11 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 		f.drop()
 		return
 	}
-	w.shard.Open(r)
+	if w.server.options.Counted {
+		w.shard.Adopt(r)
+	} else {
+		w.shard.Open(r)
+	}
 	f.addPlace()
 	r.Resume()
 	switch {

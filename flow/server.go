@@ -60,6 +60,8 @@ type Options struct {
 	Relayed func(visit func(client, vip netip.AddrPort))
 	// Judges names the rules of other programs that judge forwarded packets; nil: there are none.
 	Judges func() ([]string, error)
+	// Counted is whether the process before has counted the flows that are adopted.
+	Counted bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
@@ -100,6 +102,7 @@ type Server struct {
 	started    atomic.Bool // Start has succeeded
 	left       atomic.Bool // the next process has the maps, or is about to
 	closed     bool
+	uncounted  map[string]uint64                        // what BPF had counted before this process; nil until Start
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 }
 
@@ -155,6 +158,7 @@ func (s *Server) Start() (err error) {
 	if err := s.load(); err != nil {
 		return err
 	}
+	before := s.counted()
 	if err := s.onLoop(func() (err error) {
 		s.worker, err = newWorker(s, o.Loop, o.Shard)
 		return err
@@ -183,6 +187,7 @@ func (s *Server) Start() (err error) {
 		})
 	}
 	s.forwarding.start()
+	s.uncounted = before
 	s.started.Store(true)
 	return nil
 }
@@ -376,7 +381,21 @@ var counterNames = map[bpf.KernelCounter]string{
 	bpf.KernelCounterPASSED_SHAPE:         "passed_shape",
 }
 
-// Stats returns the counts; none before Start has succeeded. It is safe for concurrent use.
+// counted returns what BPF has counted, also for processes before.
+func (s *Server) counted() map[string]uint64 {
+	counts := make(map[string]uint64, len(counterNames))
+	for which, name := range counterNames {
+		var each []uint64
+		if s.kernel.Maps.Counters.Lookup(&which, &each) == nil {
+			for _, n := range each {
+				counts[name] += n
+			}
+		}
+	}
+	return counts
+}
+
+// Stats returns the counts of this process; none before Start has succeeded. It is safe for concurrent use.
 func (s *Server) Stats() Stats {
 	if !s.Started() {
 		return Stats{}
@@ -390,15 +409,10 @@ func (s *Server) Stats() Stats {
 		Late:     s.stats.late.Load(),
 		Refused:  s.judges.refused.Load(),
 		Lost:     s.worker.injector.lost.Load(),
-		Kernel:   make(map[string]uint64, len(counterNames)),
+		Kernel:   s.counted(),
 	}
-	for which, name := range counterNames {
-		var each []uint64
-		if s.kernel.Maps.Counters.Lookup(&which, &each) == nil {
-			for _, n := range each {
-				st.Kernel[name] += n
-			}
-		}
+	for name, n := range s.uncounted {
+		st.Kernel[name] -= n
 	}
 	st.Asked, st.Decided, st.Shortcuts = st.Kernel["asked"], st.Kernel["decided"], st.Kernel["shortcuts"]
 	st.PassedAll = st.Passed

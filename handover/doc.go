@@ -20,6 +20,7 @@
 //	                 <-     leaving: it has stopped to receive datagrams
 //	                 <-     UDP sessions (moved), each batch answered (taken) and confirmed (yours)
 //	                 <-     over: the next one receives datagrams; the running one closes its part
+//	                 <-     state: totals, until the end
 //	                 <-     left, and connections (moved), while it serves what is open until that ends
 //	                        then the connection ends with the running process
 //

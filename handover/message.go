@@ -21,7 +21,7 @@ const (
 	StepSockets Step = "sockets" // with a descriptor for each of Sockets
 	StepTaken   Step = "taken"   // Taken descriptors have arrived
 	StepClients Step = "clients" // some of the addresses that sockets of open connections have
-	StepState   Step = "state"   // State, before over or leaving
+	StepState   Step = "state"   // State, before over, leaving or left, and until the end
 	StepOver    Step = "over"    // that was all
 	StepServing Step = "serving" // new connections reach the next process
 	StepLeaving Step = "leaving" // the running one stops accepting; this cannot be undone

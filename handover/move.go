@@ -90,9 +90,12 @@ type Taken interface {
 // now. accept returns nil for a connection that is to stay with the other process. The error
 // is io.EOF once the other process has ended: what it had given by then is served. It is a
 // *StayedError if a batch stays with the other process; then TakeMoved may be called again.
-// Messages of other kinds are passed over.
-func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
+// learn gets what it tells. Messages of other kinds are passed over.
+func (c *Conn) TakeMoved(accept func(*Moved) Taken, learn func([]State)) (n int, err error) {
 	m, fds, err := c.receive(0)
+	if err == nil && m.Step == StepState {
+		learn([]State{*m.State})
+	}
 	return c.takeBatch(m, fds, err, accept, 0)
 }
 

@@ -61,7 +61,7 @@ func TestConnectionsMove(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		for {
-			if _, err := next.TakeMoved(got.accept); err != nil {
+			if _, err := next.TakeMoved(got.accept, nil); err != nil {
 				done <- err
 				return
 			}
@@ -145,7 +145,7 @@ func TestMoveToAFullProcess(t *testing.T) {
 		given <- err
 	}()
 	var got arrivals
-	_, err := next.TakeMoved(got.accept)
+	_, err := next.TakeMoved(got.accept, nil)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestGiverEndsWhileConnectionsMove(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() {
-				_, err := next.TakeMoved(got.accept)
+				_, err := next.TakeMoved(got.accept, nil)
 				done <- err
 			}()
 			if unasked {
@@ -225,7 +225,7 @@ func TestUnreadMessageLeavesConnections(t *testing.T) {
 	}
 	var got arrivals
 	var stayed *StayedError
-	if _, err := next.TakeMoved(got.accept); !errors.As(err, &stayed) {
+	if _, err := next.TakeMoved(got.accept, nil); !errors.As(err, &stayed) {
 		t.Errorf("%v, want a *StayedError", err)
 	}
 	if m, err := running.Await(StepTaken, Patience); err != nil || m.Taken != 0 {
@@ -244,7 +244,7 @@ func TestStopTaking(t *testing.T) {
 			var got arrivals
 			done := make(chan error, 1)
 			go func() {
-				_, err := next.TakeMoved(got.accept)
+				_, err := next.TakeMoved(got.accept, nil)
 				done <- err
 			}()
 			if err := running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs); err != nil {
@@ -267,7 +267,7 @@ func TestStopTaking(t *testing.T) {
 			if given && (err != nil || len(got.begun) != 1) || !given && (!errors.As(err, &stayed) || len(got.discarded) != 1) {
 				t.Errorf("begun %v, discarded %v, %v", got.begun, got.discarded, err)
 			}
-			if _, err := next.TakeMoved(got.accept); !Gone(err) {
+			if _, err := next.TakeMoved(got.accept, nil); !Gone(err) {
 				t.Errorf("then %v, want the end", err)
 			}
 		})

@@ -136,6 +136,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		UDPTimeout:        o.Datagram.Timeout,
 		UDPStreamTimeout:  o.Datagram.StreamTimeout,
 		Relayed:           p.relayedSessions,
+		Counted:           p.before != nil,
 		WantsUDP:          logging.Wants,
 		Logger:            p.log,
 	})

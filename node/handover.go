@@ -253,7 +253,11 @@ func (p *Proxy) takeBack() {
 // stay until they end or for Config.TakeOverTimeout. A signal to end counts only once the next
 // process has ended, too: a cluster ends this one as soon as that one is ready.
 func (p *Proxy) linger(ctx context.Context) error {
-	if err := p.successor.Send(&handover.Message{Step: handover.StepLeft}); err != nil {
+	err := p.tellTotals(p.successor)
+	if err == nil {
+		err = p.successor.Send(&handover.Message{Step: handover.StepLeft})
+	}
+	if err != nil {
 		p.log.Warn().Err(err).Msg("the next sluice does not answer")
 		p.moves = false
 	}

@@ -2,8 +2,10 @@ package node
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
@@ -13,6 +15,8 @@ import (
 const (
 	affinityState = "affinity" // movedPins
 	learntState   = "learnt"   // a list of movedLearnt
+	portsState    = "ports"    // a list of conntrack.MovedTotals, which the next process adds
+	totalsState   = "totals"   // admin.Carried's, in the place of those told before
 )
 
 // movedPins are clients of a service port that session affinity remembers.
@@ -29,6 +33,9 @@ type movedLearnt struct {
 
 // learntBatch bounds the endpoints and lists of service ports in a message, and the service ports.
 const learntBatch = 200
+
+// totalsBatch bounds the service ports in a message.
+const totalsBatch = 50
 
 const (
 	pinsBatch     = 500     // in a message
@@ -111,10 +118,47 @@ func (p *Proxy) tellLearnt(c *handover.Conn) (err error) {
 	return err
 }
 
+// tellTotals gives the next process the totals of metrics, as of now.
+func (p *Proxy) tellTotals(c *handover.Conn) error {
+	if err := p.tellPorts(c); err != nil {
+		return err
+	}
+	return c.Tell(totalsState, p.totals.Totals())
+}
+
+// tellPorts gives the next process what service ports have counted since the last time.
+func (p *Proxy) tellPorts(c *handover.Conn) error {
+	for list := range slices.Chunk(p.conntrack.MovedTotals(), totalsBatch) {
+		if err := c.Tell(portsState, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// learnTotals is learn for totals. It is safe for concurrent use.
+func (p *Proxy) learnTotals(states []handover.State) {
+	for _, s := range states {
+		switch s.Kind {
+		case portsState:
+			var list []conntrack.MovedTotals
+			if json.Unmarshal(s.Data, &list) == nil {
+				p.conntrack.Carry(list)
+			}
+		case totalsState:
+			var totals map[string]float64
+			if json.Unmarshal(s.Data, &totals) == nil {
+				p.totals.Carry(totals)
+			}
+		}
+	}
+}
+
 // learn uses what the running process told. What cannot be read is passed over: that process may
 // be of another version.
 func (p *Proxy) learn(states []handover.State) {
 	now := poll.Nanotime()
+	p.learnTotals(states)
 	for _, s := range states {
 		switch s.Kind {
 		case affinityState:

@@ -478,6 +478,9 @@ func (p *Proxy) close() {
 	if p.lock != nil {
 		_ = p.lock.Release() // the process ends, and the lock with it
 	}
+	if p.successor != nil {
+		_ = p.tellPorts(p.successor) // of connections that stayed here
+	}
 	for _, c := range []*handover.Conn{p.waiting, p.successor} {
 		if c != nil {
 			_ = c.Close()

@@ -25,6 +25,7 @@ func (p *Proxy) registry() *prometheus.Registry {
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,
 		Metrics: p.ownMetrics(),
+		Carried: &p.totals,
 	}
 	if n := p.names; n != nil {
 		sources.Metrics = append(sources.Metrics, admin.MetricsOf(n.stats)...)

@@ -90,9 +90,10 @@ type Proxy struct {
 	relay     *relay.Relay
 	messages  *message.Relay
 	conntrack *conntrack.Table
-	accessLog *conntrack.Log  // nil when it is off
-	metrics   net.Listener    // of the metrics; nil without an address, and while that is taken
-	pages     admin.Pages     // of the metrics
+	accessLog *conntrack.Log // nil when it is off
+	metrics   net.Listener   // of the metrics; nil without an address, and while that is taken
+	pages     admin.Pages    // of the metrics
+	totals    admin.Carried
 	sync      *admin.Sync     // nil without metrics
 	past      *conntrack.Past // nil when none is kept
 	admin     *socket.Server  // nil when it is off

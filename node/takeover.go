@@ -192,7 +192,9 @@ func (p *Proxy) tookOver() error {
 	}
 	p.datagram.Begin()
 	if err == nil {
-		_, err = b.conn.Await(handover.StepLeft, handover.Patience)
+		var states []handover.State
+		states, err = b.conn.AwaitStates(handover.StepLeft, handover.Patience)
+		p.learn(states)
 	}
 	if err != nil {
 		p.log.Warn().Err(err).Msg("the sluice before has ended without handing over everything")
@@ -216,7 +218,7 @@ func (p *Proxy) outlive() {
 	b := p.before
 	moved := 0
 	for {
-		n, err := b.conn.TakeMoved(p.stream.Take)
+		n, err := b.conn.TakeMoved(p.stream.Take, p.learnTotals)
 		if moved += n; n > 0 {
 			select {
 			case b.moved <- struct{}{}:

@@ -72,6 +72,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_ForwardedConnectionsOutliveALesserProcess",
 	},
 	{
+		name: "totals-fall", what: "who reads the metrics sees totals fall at each take-over",
+		file: "node/handover.go", old: "p.tellTotals(p.successor)", new: "error(nil)",
+		pkg: "test/e2e", test: "TestPromise7_TotalsDoNotFall/relay",
+	},
+	{
 		name: "endpoints-forgotten", what: "after a take-over, an endpoint that keeps failing gets connections again, and turns begin anew",
 		file: "node/handover.go", old: "err = p.tellLearnt(c)", new: "_ = p.tellLearnt",
 		pkg: "test/e2e", test: "TestPromise7_WhatEndpointsDidMoves/relay",

@@ -1,0 +1,71 @@
+package conntrack
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// TestTotalsAreCarried: another process's totals are this one's plus those told, each told once, also
+// of service ports that are removed.
+func TestTotalsAreCarried(t *testing.T) {
+	from, to := NewTable(Options{Shards: 1}), NewTable(Options{Shards: 1})
+	names := []service.PortName{{Port: "a"}, {Port: "b"}, {Port: "gone"}}
+	count := func(table *Table, name service.PortName, n uint64) {
+		c := table.Counters(name)
+		c.opened.Add(n)
+		c.active.Add(3)
+		c.datagrams[1].Add(2 * n)
+		c.bytesFromClient.Add(3 * n)
+		c.ended[ClientFin].Add(n)
+		c.failed[DialRefused].Add(n)
+		c.connect.observe(int64(time.Millisecond))
+	}
+	tell := func() {
+		t.Helper()
+		p, err := json.Marshal(from.MovedTotals())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []MovedTotals
+		if err := json.Unmarshal(p, &list); err != nil {
+			t.Fatal(err)
+		}
+		to.Carry(list)
+	}
+	var want Totals
+	for round := range uint64(4) {
+		for _, name := range names {
+			count(from, name, 10+round)
+			if name.Port != "gone" {
+				count(to, name, 1)
+			}
+		}
+		if round == 2 {
+			from.Counters(names[2]).active.Store(0)
+			from.Forget(names[2])
+		}
+		tell()
+		tell()
+		_, a := from.Totals()
+		_, b := to.Totals()
+		a.Active, b.Active = 0, 0
+		want = a
+		own := Totals{Opened: 2 * (round + 1), DatagramsFromEndpoint: 4 * (round + 1), BytesFromClient: 6 * (round + 1)}
+		own.Ended[ClientFin], own.Failed[DialRefused] = 2*(round+1), 2*(round+1)
+		want.Add(&own)
+		want.Connect, b.Connect = Histogram{}, Histogram{}
+		if b != want {
+			t.Errorf("round %d: the totals are %+v, want %+v", round, b, want)
+		}
+	}
+	ports, _ := to.Totals()
+	if got, want := ports[0].Totals.Opened, uint64(10+11+12+13+4); got != want || ports[0].Totals.Active != 12 {
+		t.Errorf("%d opened, %d active, want %d and the 12 here", got, ports[0].Totals.Active, want)
+	}
+	if n := ports[0].Totals.Connect; n.Buckets[3] != 8 || n.Sum != 8*time.Millisecond {
+		t.Errorf("durations: %+v", n)
+	}
+}
