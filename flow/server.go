@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -90,8 +91,9 @@ type Server struct {
 	kernel     *bpf.Kernel
 	pins       *bpf.Pins // nil if nothing outlives the process
 	interfaces *attach.Interfaces
-	shortcuts  *shortcuts  // nil if packets take none
-	old        *time.Timer // ends programs of other versions
+	shortcuts  *shortcuts     // nil if packets take none
+	tracking   sync.WaitGroup // tells connection tracking of flows
+	old        *time.Timer    // ends programs of other versions
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
 	forwarding *forwardingWatcher
@@ -223,7 +225,7 @@ func (s *Server) attach() (err error) {
 		at.Pin = s.pins.LinkPath
 	}
 	if o.Shortcuts {
-		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
+		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, s.leaveShortcuts, o.Logger); err != nil {
 			return err
 		}
 		at.Follower = s.shortcuts
@@ -323,6 +325,7 @@ func (s *Server) Close() {
 	if s.interfaces != nil {
 		s.interfaces.Close(s.Started() || s.worker.left > 0) // else nobody's connection needs them
 	}
+	s.tracking.Wait()
 	s.closeShortcuts()
 	if s.worker != nil {
 		s.worker.close()

@@ -27,13 +27,15 @@ const shortcutsLast = time.Second
 type shortcuts struct {
 	kernel  *bpf.Kernel
 	bypass  *bypass.Watcher
+	leave   func(end func()) // calls end, soon, and on any goroutine
+	leaving atomic.Bool      // leave has not called end
 	log     zerolog.Logger
 	none    once.Trouble // why no packet takes one
 	trouble once.Trouble
 	ways    map[int]bypass.Way // of interfaces, as in the map
 }
 
-func openShortcuts(k *bpf.Kernel, namespace int, table string, log zerolog.Logger) (*shortcuts, error) {
+func openShortcuts(k *bpf.Kernel, namespace int, table string, leave func(end func()), log zerolog.Logger) (*shortcuts, error) {
 	w, err := bypass.Open(bypass.Options{
 		Namespace: namespace, Table: table, Logger: log,
 		Programs: []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress},
@@ -42,7 +44,7 @@ func openShortcuts(k *bpf.Kernel, namespace int, table string, log zerolog.Logge
 	if err != nil {
 		return nil, err
 	}
-	s := &shortcuts{kernel: k, bypass: w, log: log, ways: make(map[int]bypass.Way)}
+	s := &shortcuts{kernel: k, bypass: w, leave: leave, log: log, ways: make(map[int]bypass.Way)}
 	atomic.StoreUint64(&k.Control.ShortcutsUntil, 0)
 	var index uint32
 	var way bpf.KernelWay
@@ -61,11 +63,15 @@ func (s *shortcuts) Check() {
 	if err != nil {
 		what = err.Error()
 	}
-	var until uint64
-	if what == "" {
-		until = uint64(sys.Monotonic() + int64(shortcutsLast))
+	switch until := &s.kernel.Control.ShortcutsUntil; {
+	case what == "":
+		atomic.StoreUint64(until, uint64(sys.Monotonic()+int64(shortcutsLast)))
+	case atomic.LoadUint64(until) != 0 && s.leaving.CompareAndSwap(false, true):
+		s.leave(func() {
+			atomic.StoreUint64(until, 0)
+			s.leaving.Store(false)
+		})
 	}
-	atomic.StoreUint64(&s.kernel.Control.ShortcutsUntil, until)
 	switch first := s.none.New(what); {
 	case !first:
 	case what != "":

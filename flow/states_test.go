@@ -3,26 +3,44 @@ package flow
 import (
 	"fmt"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // Open connections and sessions go on when rules come that drop what connection tracking takes for
-// new, if tracking had begun before these opened, as docs/datapath.md says.
-func TestRulesWithStatesKeepTrackedConnections(t *testing.T) {
+// new: if tracking had begun before these opened, or if they took shortcuts until the rules came.
+func TestRulesWithStatesKeepOpenConnections(t *testing.T) {
 	t.Parallel()
-	c := &policyNet{Cluster: netns.NewCluster(t)}
+	for _, ipv6 := range []bool{false, true} {
+		for _, tracked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("ipv6=%t/tracked=%t", ipv6, tracked), func(t *testing.T) {
+				t.Parallel()
+				testRulesWithStates(t, ipv6, tracked)
+			})
+		}
+	}
+}
+
+func testRulesWithStates(t *testing.T, ipv6, tracked bool) {
+	c := &policyNet{Cluster: netns.NewCluster(t), ipv6: ipv6}
 	near, remote := c.Pods[1], c.Remote[0]
 	for _, h := range []*netns.Host{near, remote} {
 		h.WitnessTCP(t, 8080)
 		h.WitnessUDP(t, 8080)
 	}
-	c.Node.NFT(t, "table inet tracking {\nchain forward {\ntype filter hook forward priority filter\nct state established accept\n}\n}\n")
-	c.flows(t, false)
+	if tracked {
+		c.Node.NFT(t, "table inet tracking {\nchain forward {\ntype filter hook forward priority filter\nct state established accept\n}\n}\n")
+	}
+	n := c.flows(t, false)
+	if !tracked {
+		wait.True(t, "shortcuts are allowed", func() bool { return atomic.LoadUint64(&n.server.kernel.Control.ShortcutsUntil) != 0 })
+	}
 	var open []net.Conn
-	for _, vip := range policyVIPs[false] {
+	for _, vip := range policyVIPs[ipv6] {
 		for _, network := range []string{"tcp", "udp"} {
 			conn, err := c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, net.JoinHostPort(vip, "80"))
 			if err != nil {
@@ -44,11 +62,16 @@ func TestRulesWithStatesKeepTrackedConnections(t *testing.T) {
 		}
 	}
 	ask("before")
-	for i, rules := range []string{"ct state new drop", "ct state invalid drop\nct state established accept\nct state new ip saddr " + c.Pods[0].IPv4.String() + " drop"} {
+	client := "ip saddr " + c.Pods[0].IPv4.String()
+	if ipv6 {
+		client = "ip6 saddr " + c.Pods[0].IPv6.String()
+	}
+	for i, rules := range []string{"ct state new drop", "ct state invalid drop\nct state established accept\nct state new " + client + " drop"} {
 		c.Node.NFT(t, fmt.Sprintf("table inet states%d {\nchain forward {\ntype filter hook forward priority filter\n%s\n}\n}\n", i, rules))
+		wait.True(t, "no packet takes a shortcut", func() bool { return atomic.LoadUint64(&n.server.kernel.Control.ShortcutsUntil) == 0 })
 		ask(rules)
 	}
-	if said, allowed := c.try(c.Pods[0], "udp", policyVIPs[false][0], false); allowed {
+	if said, allowed := c.try(c.Pods[0], "udp", policyVIPs[ipv6][0], false); allowed {
 		t.Errorf("a new session passes the rules: %q", said)
 	}
 }

@@ -7,6 +7,11 @@ import "slices"
 var faults = []mutation{
 	// In the data path.
 	{
+		name: "open-unknown", what: "open connections are new ones to the first rule by states",
+		file: "flow/tracked.go", old: "if len(open) == 0 {", new: "if true {",
+		pkg: "flow", test: "TestRulesWithStatesKeepOpenConnections",
+	},
+	{
 		name: "self-connection", what: "a socket to an endpoint on this node that is down connects to itself",
 		file: "upstream/upstream.go", old: "case ownEndpoint && r.kernel.has(ep.Addr.Port()):", new: "case false:",
 		pkg: "stream", test: "TestEndpointOnThisNodeIsNeverTheProxyItself",

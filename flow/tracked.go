@@ -1,0 +1,69 @@
+package flow
+
+import (
+	"syscall"
+	"time"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/tracking"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// trackedTCP is for how long connection tracking knows a connection that is quiet after it left the
+// shortcuts: as long as kube-proxy has it know any. The next packet brings the node's own setting.
+const trackedTCP = 24 * time.Hour
+
+// leaveShortcuts ends all shortcuts. Where a rule decides by the state of connections, connection
+// tracking knows the open ones before: it has seen none of their packets, and would take them for new.
+// The caller's goroutine does not wait. Shortcuts end by themselves after shortcutsLast.
+func (s *Server) leaveShortcuts(end func()) {
+	if !s.options.Loop.Post(func() {
+		s.worker.readNotices()
+		open := s.worker.tracked()
+		s.tracking.Go(func() {
+			if err := s.know(open); err != nil {
+				s.log.Warn().Err(err).Msg("kernel flows: rules take open connections for new ones")
+			}
+			end()
+		})
+	}) {
+		end()
+	}
+}
+
+// know is in the namespace where the packets are forwarded.
+func (s *Server) know(open []tracking.Connection) error {
+	if len(open) == 0 {
+		return nil
+	}
+	chain, err := firewall.StateRule(s.options.Namespace, s.options.Name)
+	if chain == "" || err != nil {
+		return err
+	}
+	if err := sys.InNetNS(s.options.Namespace, func() error { return tracking.Know(open) }); err != nil {
+		return err
+	}
+	s.log.Info().Str("chain", chain).Int("connections", len(open)).Msg("kernel flows: a rule by states has come, connection tracking knows the open connections")
+	return nil
+}
+
+// tracked returns the open connections as packets are forwarded, without those of SCTP.
+func (w *worker) tracked() (open []tracking.Connection) {
+	for _, f := range w.flows {
+		if f == nil || f.state() != bpf.KernelStateOPEN {
+			continue
+		}
+		k := f.shared()
+		c := tracking.Connection{Protocol: k.Protocol, Client: bpf.PortOf(k.Client, k.MiddlePort), Server: bpf.PortOf(k.Endpoint, k.EndpointPort), Timeout: trackedTCP}
+		switch k.Protocol {
+		case syscall.IPPROTO_UDP:
+			c.Timeout = w.server.options.UDPTimeout
+		case syscall.IPPROTO_TCP:
+		default:
+			continue
+		}
+		open = append(open, c)
+	}
+	return open
+}
