@@ -26,21 +26,21 @@ func (d *Data) Costs() string {
 	}
 	b.WriteString("\n|---|" + strings.Repeat("---:|", len(costs)) + "\n")
 	for _, peer := range d.having(false) {
-		row, any := "| "+peer+" |", false
+		row, measured := "| "+peer+" |", false
 		for _, c := range costs {
 			machine, ok := d.Spread(peer, c.machine)
 			if !ok {
 				row += " |"
 				continue
 			}
-			any = true
+			measured = true
 			row += " " + Number(machine.Median*c.factor)
 			if relay, ok := d.Spread(peer, c.relay); ok {
 				row += " (" + Number(relay.Median*c.factor) + ")"
 			}
 			row += " |"
 		}
-		if any {
+		if measured {
 			b.WriteString(row + "\n")
 		}
 	}
