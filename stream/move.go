@@ -238,7 +238,7 @@ func (s *Server) Take(m *handover.Moved) handover.Taken {
 			return nil
 		}
 	}
-	a.pool.countOpen(s, 1) // at once: others of the batch need room, and a process without connections may end
+	a.pool.countOpen(s) // at once: others of the batch need room, and a process without connections may end
 	a.worker = s.workers[s.taken%len(s.workers)]
 	s.taken++
 	return a
@@ -252,16 +252,22 @@ func (s *Server) hasRoom(p *pool) bool {
 		below(&p.namespace.open, s.mostOf(s.config.MaxNamespaceConnections, 32))
 }
 
-// countOpen counts connections at each limit.
-func (p *pool) countOpen(s *Server, n int64) {
-	s.open.Add(n)
-	p.service.open.Add(n)
-	p.namespace.open.Add(n)
+// countOpen counts a connection at each limit.
+func (p *pool) countOpen(s *Server) {
+	s.open.Add(1)
+	p.service.open.Add(1)
+	p.namespace.open.Add(1)
+}
+
+// uncountOpen undoes countOpen, or that it was entered everywhere.
+func (p *pool) uncountOpen(s *Server) {
+	p.leave()
+	s.open.Add(-1)
 }
 
 // Discard implements handover.Taken.
 func (a *arrived) Discard() {
-	a.pool.countOpen(a.worker.server, -1)
+	a.pool.uncountOpen(a.worker.server)
 	if a.held != (upstream.Range{}) {
 		a.worker.server.options.Upstream.Release(a.state.Record.Client.Addr())
 	}

@@ -49,7 +49,7 @@ func (p *places) Take(l *service.Limits) (end conntrack.End, ok bool) {
 func (p *places) Add() {
 	p.pool.service.served.Add(1)
 	if p.Bounded() {
-		p.pool.countOpen(p.server, 1)
+		p.pool.countOpen(p.server)
 		p.server.forwarded.Add(1)
 	}
 }
@@ -68,7 +68,7 @@ func (p *places) leave() {
 	if !p.Bounded() {
 		return
 	}
-	p.pool.countOpen(s, -1)
+	p.pool.uncountOpen(s)
 	s.forwarded.Add(-1)
 	if s.paused.Load() > 0 && s.open.Load() < s.resumeBelow() && s.resuming.CompareAndSwap(false, true) {
 		for _, w := range s.workers {

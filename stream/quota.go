@@ -153,10 +153,11 @@ func (c counted) end() conntrack.End {
 	return conntrack.EndNone
 }
 
-// leave undoes enter.
+// leave undoes enter. Places become free in the opposite order, so that whoever gets one finds
+// the others.
 func (p *pool) leave() {
-	p.service.open.Add(-1)
 	p.namespace.open.Add(-1)
+	p.service.open.Add(-1)
 }
 
 // mostOf returns how many connections a configured limit of one Service or namespace
