@@ -56,7 +56,7 @@ func testRulesWithStates(t *testing.T, ipv6, tracked bool) {
 			for _, conn := range open {
 				_ = conn.SetDeadline(time.Now().Add(patience))
 				if said, err := line(conn); err != nil {
-					t.Errorf("%s: %s to %s: %q, %v", rules, conn.LocalAddr(), conn.RemoteAddr(), said, err)
+					t.Fatalf("%s: %s to %s: %q, %v", rules, conn.LocalAddr(), conn.RemoteAddr(), said, err)
 				}
 			}
 		}
