@@ -183,7 +183,7 @@ func aheadMark(from int) KernelSeen {
 func (f *modelFlow) progress(sequence, end uint32, from int) (gap bool) {
 	n := int64(int32(end - f.end[from]))
 	switch {
-	case n < 0 || n > 1<<30:
+	case n <= 0 || n > 1<<30:
 		return false
 	case after(f.end[from], sequence):
 		f.reach(end, from)

@@ -77,7 +77,8 @@ static __always_inline void reach(struct flow *f, int from, __u32 end)
 static __always_inline int advance(struct flow *f, int from, __u32 sequence, __u32 end)
 {
 	__u32 old = f->way[from].end, bit = from ? ENDPOINT_AHEAD : CLIENT_AHEAD;
-	if (end - old > LARGEST_WINDOW)
+	// Where nothing is new, nothing is written: another CPU may count the next segment meanwhile.
+	if (end - old - 1 >= LARGEST_WINDOW)
 		return 0;
 	if (is_behind(old, sequence)) {
 		reach(f, from, end);

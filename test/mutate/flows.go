@@ -148,6 +148,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
+		name: "flow-data-taken-back", what: "an acknowledgement takes back what another CPU has counted",
+		file: "flow/bpf/track.h", old: "if (end - old - 1 >= LARGEST_WINDOW)", new: "if (end - old > LARGEST_WINDOW)",
+		pkg: "flow/bpf", test: "TestAcknowledgementsTakeNoDataBack",
+	},
+	{
 		name: "flow-node-port-kept", what: "a hidden client gets the answers to a socket of the node",
 		file: "flow/bpf/flow.bpf.c", old: "|| !is_taken_here(p))", new: "|| 1)",
 		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
