@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
 )
@@ -313,25 +314,38 @@ func parseElement(text string) (e element, err error) {
 	return e, err
 }
 
-// remove destroys our sets, and gives a line for each.
+// remove destroys our sets, and gives a line for each. nf_tables lets go of a set some time after
+// the rule that named it.
 func (s *sets) remove() (removed []string, err error) {
 	s.sizes = nil
-	have, err := s.read()
-	if err != nil {
-		if denied(err) {
+	for deadline := time.Now().Add(releasePatience); ; time.Sleep(releasePause) {
+		have, err := s.read()
+		if err != nil {
+			if denied(err) {
+				return nil, err
+			}
+			return removed, nil // a kernel without sets has none of ours
+		}
+		var b strings.Builder
+		for p := range have {
+			set := setName(s.name, p.list, p.version)
+			b.WriteString("destroy " + set + "\n")
+			if line := "ipset " + set; !slices.Contains(removed, line) {
+				removed = append(removed, line)
+			}
+		}
+		slices.Sort(removed)
+		err = s.restore(b.String())
+		if err == nil {
+			return removed, nil
+		}
+		if !strings.Contains(err.Error(), "in use by a kernel component") || time.Now().After(deadline) {
 			return nil, err
 		}
-		return nil, nil // a kernel without sets has none of ours
 	}
-	var b strings.Builder
-	for p := range have {
-		set := setName(s.name, p.list, p.version)
-		b.WriteString("destroy " + set + "\n")
-		removed = append(removed, "ipset "+set)
-	}
-	slices.Sort(removed)
-	if err := s.restore(b.String()); err != nil {
-		return nil, err
-	}
-	return removed, nil
 }
+
+const (
+	releasePatience = 2 * time.Second
+	releasePause    = 20 * time.Millisecond
+)

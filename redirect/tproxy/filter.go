@@ -292,18 +292,29 @@ func (f *filter) fillWithin(e *elements) (err error) {
 }
 
 // remember reads the frame of the table that was just filled. If another program has
-// changed the table meanwhile, there is no frame, and verify fills the table again.
+// changed the table meanwhile, there is no frame, and verify fills the table again. What is
+// read while others change their tables may be of two moments, and is read again.
 func (f *filter) remember() error {
-	now, err := f.reader.contents(f.table.Name)
-	if err != nil {
-		return err
-	}
-	frame, err := f.reader.frame(f.table.Name)
-	if err != nil {
-		return err
-	}
-	if len(now.chains) == len(makeChains(f.table, f.numbers)) && now.rules == len(makeRules(f.generation, f.numbers)) {
-		f.frame = frame
+	for range readsOfTable {
+		before, err := f.reader.generation()
+		if err != nil {
+			return err
+		}
+		now, err := f.reader.contents(f.table.Name)
+		if err != nil {
+			return err
+		}
+		frame, err := f.reader.frame(f.table.Name)
+		if err != nil {
+			return err
+		}
+		f.frame = nil
+		if len(now.chains) == len(makeChains(f.table, f.numbers)) && now.rules == len(makeRules(f.generation, f.numbers)) {
+			f.frame = frame
+		}
+		if after, err := f.reader.generation(); err != nil || after == before {
+			return err
+		}
 	}
 	return nil
 }
@@ -368,14 +379,17 @@ func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 	if f.synced && f.outdated(p) {
 		return false, f.fill(p) // nobody took anything away
 	}
-	now, err := f.reader.generation()
-	if err != nil {
-		return false, err
-	}
-	if f.synced && f.seen == now {
-		return false, nil
-	}
-	if f.synced && f.frame != nil {
+	for range readsOfTable {
+		now, err := f.reader.generation()
+		if err != nil {
+			return false, err
+		}
+		if f.synced && f.seen == now {
+			return false, nil
+		}
+		if !f.synced || f.frame == nil {
+			return true, f.fill(p)
+		}
 		same, err := f.matches(p)
 		if err != nil {
 			return false, err
@@ -384,9 +398,15 @@ func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 			f.seen = now
 			return false, nil
 		}
+		if after, err := f.reader.generation(); err != nil || after == now {
+			return true, f.fill(p)
+		}
 	}
-	return true, f.fill(p)
+	return false, nil // the next look finds out
 }
+
+// readsOfTable bounds how often the table is read while others change theirs.
+const readsOfTable = 10
 
 // matches reads the whole table.
 func (f *filter) matches(p *redirect.Plan) (bool, error) {
