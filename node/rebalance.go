@@ -24,6 +24,7 @@ type rebalancer struct {
 	seen     *service.Snapshot // the last one
 	ports    map[service.PortName]*rebalance
 	timer    *time.Timer
+	ticks    bool             // the timer runs
 	busy     *atomic.Bool     // connections are being closed
 	defaults balancer.Options // of service ports
 }
@@ -92,7 +93,9 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 		}
 	}
 	b.seen = snap
-	b.schedule()
+	if !b.ticks { // else changes in quick succession would put the next step off for ever
+		b.schedule()
+	}
 }
 
 // follow takes the endpoints of a family, and reports whether some came.
@@ -120,13 +123,14 @@ func (p *rebalance) total(f int) (n int) {
 }
 
 func (b *rebalancer) schedule() {
+	b.ticks = false
 	for _, p := range b.ports {
 		if !p.began.IsZero() {
+			b.ticks = true
 			b.timer.Reset(rebalanceStep)
 			return
 		}
 	}
-	b.timer.Stop()
 }
 
 // share is what may be closed of one service port in a step.

@@ -192,6 +192,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestShares",
 	},
 	{
+		name: "rebalance-put-off", what: "changes in quick succession put the closing of idle connections off for ever",
+		file: "node/rebalance.go", old: "if !b.ticks {", new: "if true {",
+		pkg: "node", test: "TestChangesPutNoStepOff",
+	},
+	{
 		name: "rebalance-against-weights", what: "connections to endpoints of more weight are closed again and again",
 		file: "balancer/algorithm.go", old: "return max(int(e.Weight), 1)", new: "return 1",
 		pkg: "node", test: "TestShares",
