@@ -139,7 +139,7 @@ error_log stderr;
 events { worker_connections 512; }
 http {
   access_log off;
-  keepalive_timeout 3600s;
+  keepalive_timeout 3600s; keepalive_requests 1000000; # by default it closes a busy one after 1,000
   client_body_temp_path %[1]s/body; proxy_temp_path %[1]s/proxy; fastcgi_temp_path %[1]s/fastcgi; uwsgi_temp_path %[1]s/uwsgi; scgi_temp_path %[1]s/scgi;
   server { listen %[2]d; location / { return 200 "%[3]s"; } }
 }
