@@ -99,27 +99,33 @@ func TestShares(t *testing.T) {
 	want("one came, and all clients get the same", 0, nil)
 }
 
-// TestChangesPutNoStepOff: the next step comes after a second, also if some Service changes more
-// often.
+// TestChangesPutNoStepOff: the next step comes after a second, also if some Service changes
+// more often, and again after other endpoints came.
 func TestChangesPutNoStepOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		connections := conntrack.NewTable(conntrack.Options{})
 		r := newRebalancer(balancer.Options{})
 		defer r.timer.Stop()
-		for n := range 3 {
+		update := func(endpoints int) {
 			p := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "default", Name: "web"}}, Rebalance: time.Second}
 			p.Families[service.IPv4].Exists = true
-			for i := range min(n+1, 2) { // the second change brings one
+			for i := range endpoints {
 				at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)
 				p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: at, Ready: true, Serving: true})
 			}
 			r.update(policy.Compile(nil, &service.Snapshot{Ports: []*service.Port{p}}, policy.Config{}), connections, time.Now())
 			time.Sleep(rebalanceStep * 6 / 10)
 		}
-		select {
-		case <-r.timer.C:
-		default:
-			t.Error("the step is put off")
+		update(1)
+		for endpoints := 2; endpoints < 4; endpoints++ {
+			update(endpoints)
+			update(endpoints)
+			select {
+			case now := <-r.timer.C:
+				r.next(now, zerolog.Nop())
+			default:
+				t.Errorf("%d endpoints: the step is put off", endpoints)
+			}
 		}
 	})
 }

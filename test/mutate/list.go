@@ -197,6 +197,11 @@ var promises = []mutation{
 		pkg: "node", test: "TestChangesPutNoStepOff",
 	},
 	{
+		name: "rebalance-once", what: "idle connections are closed after the first endpoints that come, and never again",
+		file: "node/rebalance.go", old: "\tb.ticks = false\n", new: "",
+		pkg: "node", test: "TestChangesPutNoStepOff",
+	},
+	{
 		name: "rebalance-against-weights", what: "connections to endpoints of more weight are closed again and again",
 		file: "balancer/algorithm.go", old: "return max(int(e.Weight), 1)", new: "return 1",
 		pkg: "node", test: "TestShares",
