@@ -134,7 +134,7 @@ func (h *History) begin() error {
 	if h.running {
 		return nil
 	}
-	m, err := h.view.Meter(MeterOptions{Filter: &filter.Filter{}, By: ByService | ByEndpoint, Interval: historyInterval})
+	m, err := h.view.Meter(MeterOptions{Filter: &filter.Filter{}, By: ByService | ByEndpoint, Interval: historyInterval, WholeTimes: true})
 	if err != nil {
 		return err
 	}

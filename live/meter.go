@@ -66,6 +66,9 @@ type MeterOptions struct {
 	By     Dimension
 	// Interval is the least time between two frames.
 	Interval time.Duration
+	// WholeTimes measures from the acceptance also by endpoint, so that the groups of a
+	// Service together say what its clients waited.
+	WholeTimes bool
 }
 
 // Meter measures rates of the connections that match a filter, in groups. One
@@ -105,8 +108,15 @@ type Group struct {
 	SavedAttempts     uint64 // those among them after which another endpoint served the client
 	BytesFromClient   uint64
 	BytesFromEndpoint uint64
-	Connect           Durations
-	FirstByte         Durations // from the acceptance
+	// Answered are connections whose first byte from the endpoint came, and Unanswered those
+	// that ended without one although the client had sent something. Waiting are open ones
+	// like those at the last look. Unserved is the longest that one of them waited.
+	Answered, Unanswered uint64
+	Waiting              int
+	Unserved             time.Duration
+	// Connect and FirstByte are from the acceptance, or if the group is by endpoint, from the
+	// attempt at this endpoint.
+	Connect, FirstByte Durations
 
 	quiet uint8
 	rank  float64 // of Sort
@@ -133,6 +143,10 @@ func (g *Group) add(o *Group) {
 	g.SavedAttempts += o.SavedAttempts
 	g.BytesFromClient += o.BytesFromClient
 	g.BytesFromEndpoint += o.BytesFromEndpoint
+	g.Answered += o.Answered
+	g.Unanswered += o.Unanswered
+	g.Waiting += o.Waiting
+	g.Unserved = max(g.Unserved, o.Unserved)
 	g.Connect.merge(&o.Connect)
 	g.FirstByte.merge(&o.FirstByte)
 }
@@ -188,12 +202,14 @@ func (m *Meter) group(r *conntrack.Record, ep *service.Endpoint) *Group {
 func (m *Meter) beginLook() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.total.Open, m.total.Connecting = 0, 0
-	m.other.Open, m.other.Connecting = 0, 0
+	m.total.forgetOpen()
+	m.other.forgetOpen()
 	for _, g := range m.groups {
-		g.Open, g.Connecting = 0, 0
+		g.forgetOpen()
 	}
 }
+
+func (g *Group) forgetOpen() { g.Open, g.Connecting, g.Waiting = 0, 0, 0 }
 
 // sample adds a record: of an open connection, one that opened or one that ended.
 // The bytes are those since the last sample of the connection.
@@ -206,11 +222,17 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 	own := m.group(r, r.Endpoint)
 	// A connection has its first byte in the sample that has its first bytes.
 	first := r.FirstByte > 0 && fromEndpoint > 0 && fromEndpoint == r.BytesFromEndpoint
+	unanswered := r.BytesFromClient > 0 && r.BytesFromEndpoint == 0
 	for _, g := range []*Group{own, &m.total} {
+		var before int64 // the attempt at this endpoint
+		if g == own && m.options.By&ByEndpoint != 0 && !m.options.WholeTimes {
+			before = beforeEndpoint(r)
+		}
 		g.BytesFromClient += fromClient
 		g.BytesFromEndpoint += fromEndpoint
 		if first {
-			g.FirstByte.Add(time.Duration(r.FirstByte))
+			g.Answered++
+			g.FirstByte.Add(time.Duration(r.FirstByte - before))
 		}
 		switch r.Event {
 		case conntrack.Listed:
@@ -218,10 +240,14 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 			if r.State() == conntrack.Connecting {
 				g.Connecting++
 			}
+			if unanswered {
+				g.Waiting++
+				g.Unserved = max(g.Unserved, time.Duration(r.Duration-before))
+			}
 		case conntrack.Opened:
 			g.Opened++
 			if r.Connected {
-				g.Connect.Add(time.Duration(r.ConnectTime))
+				g.Connect.Add(time.Duration(r.ConnectTime - before))
 			}
 		case conntrack.Ended:
 			g.Ended++
@@ -233,6 +259,10 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 			}
 			if r.End.ByEndpoint() {
 				g.Broken++
+			}
+			if unanswered {
+				g.Unanswered++
+				g.Unserved = max(g.Unserved, time.Duration(r.Duration-before))
 			}
 		}
 	}
@@ -249,6 +279,15 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 		m.total.FailedAttempts += uint64(len(r.Failed))
 		m.total.SavedAttempts += saved * uint64(len(r.Failed))
 	}
+}
+
+// beforeEndpoint returns how long a connection waited and tried other endpoints, in ns.
+func beforeEndpoint(r *conntrack.Record) int64 {
+	before := r.WaitTime()
+	for i := range r.Failed {
+		before += r.Failed[i].Duration
+	}
+	return before
 }
 
 // announced reports whether an ended connection had an Opened record.
@@ -306,7 +345,7 @@ func (m *Meter) endInterval(now time.Time, lost uint64) {
 
 // reset begins a new interval.
 func (g *Group) reset() {
-	*g = Group{Key: g.Key, Endpoint: g.Endpoint, Open: g.Open, Connecting: g.Connecting, quiet: g.quiet}
+	*g = Group{Key: g.Key, Endpoint: g.Endpoint, Open: g.Open, Connecting: g.Connecting, Waiting: g.Waiting, quiet: g.quiet}
 }
 
 // take returns the frame that was not read yet, or nil.

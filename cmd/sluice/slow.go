@@ -23,13 +23,14 @@ func newSlowCommand() *cobra.Command {
 	o := &slowOptions{output: newChoice("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "slow [FILTER]",
-		Short: "List endpoints that answer later than others of their Service",
+		Short: "List endpoints that answer later than others of their Service, or not at all",
 		Long: `Slow watches for a time, and lists the endpoints whose first byte comes later than that
 of the other endpoints of the same Service port: half of them twice as late and 5 ms
 later, or one of a hundred four times as late and 20 ms later. LATE says what is late:
-"handshake" (the network to the pod, or its listener's full queue), or "answer" (the
-pod's program). Times run from the acceptance of a connection, and only connections
-whose first byte comes while slow watches are looked at.
+"handshake" (the network to the pod, or its listener's full queue), "answer" (the pod's
+program), or "no answer" (it takes requests and sends nothing, while others of the
+Service answer). Times run from the attempt to connect to the endpoint. Connections whose
+first byte comes while slow watches are looked at, and those that wait for it.
 
 ` + filterHelp,
 		Example: `  sluice slow
@@ -70,7 +71,11 @@ func (o *slowOptions) run(cmd *cobra.Command, args []string) error {
 	}
 	if len(found.Slow) == 0 {
 		cmd.PrintErrf("no endpoint is slow: %d were compared, %d have no other endpoint beside them that answered in %s\n", found.Compared, found.Alone, o.time)
-		return nil
+	} else if err := show.Slow(cmd.OutOrStdout(), found.Slow); err != nil {
+		return err
 	}
-	return show.Slow(cmd.OutOrStdout(), found.Slow)
+	if frame.Total.FailedAttempts > 0 {
+		cmd.PrintErrf("%.3g attempts a second to connect to an endpoint failed: see sluice failures\n", frame.Total.FailedAttempts)
+	}
+	return nil
 }

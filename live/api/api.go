@@ -258,7 +258,16 @@ type Rates struct {
 	SavedAttempts     float64 `json:"saved_attempts"`
 	BytesFromClient   float64 `json:"bytes_from_client"`
 	BytesFromEndpoint float64 `json:"bytes_from_endpoint"`
-	// Times until an endpoint answered, in microseconds; absent without connections.
+	// Answered are connections whose endpoint sent its first byte, and Unanswered those that
+	// ended without one although the client had sent something. Waiting are open ones like
+	// those, at the end of the interval. UnansweredUS is the longest that one of them waited,
+	// in microseconds.
+	Answered     float64 `json:"answered"`
+	Unanswered   float64 `json:"unanswered"`
+	Waiting      int     `json:"waiting"`
+	UnansweredUS int64   `json:"unanswered_us,omitempty"`
+	// Times until an endpoint answered, in microseconds; absent without connections. With
+	// by=endpoint, times are from the attempt at this endpoint, else from the acceptance.
 	ConnectP50US int64 `json:"connect_p50_us,omitempty"`
 	ConnectP99US int64 `json:"connect_p99_us,omitempty"`
 	// Times until the endpoint's first byte, likewise.

@@ -68,6 +68,7 @@ func ratesOf(g *live.Group, seconds float64) api.Rates {
 		Opened: per(g.Opened), Ended: per(g.Ended), Failed: per(g.Failed), Broken: per(g.Broken),
 		FailedAttempts: per(g.FailedAttempts), SavedAttempts: per(g.SavedAttempts),
 		BytesFromClient: per(g.BytesFromClient), BytesFromEndpoint: per(g.BytesFromEndpoint),
+		Answered: per(g.Answered), Unanswered: per(g.Unanswered), Waiting: g.Waiting, UnansweredUS: g.Unserved.Microseconds(),
 		ConnectP50US: g.Connect.Quantile(0.5).Microseconds(), ConnectP99US: g.Connect.Quantile(0.99).Microseconds(),
 		FirstP50US: g.FirstByte.Quantile(0.5).Microseconds(), FirstP99US: g.FirstByte.Quantile(0.99).Microseconds(),
 	}

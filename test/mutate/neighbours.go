@@ -68,6 +68,16 @@ var neighbours = []mutation{
 		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
 	},
 	{
+		name: "silence-is-not-slow", what: "an endpoint that never answers is passed over",
+		file: "live/meter.go", old: "unanswered := r.BytesFromClient > 0 && r.BytesFromEndpoint == 0", new: "unanswered := false",
+		pkg: "test/e2e", test: "TestSlowEndpointIsNamed",
+	},
+	{
+		name: "others-attempts-blamed", what: "an endpoint is blamed for the time that attempts at others took",
+		file: "live/meter.go", old: "before = beforeEndpoint(r)", new: "before = r.WaitTime()",
+		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
+	},
+	{
 		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
 		file: "cmd/sluice/conntrack.go", old: "case o.serviceProxyName != \"\":", new: "case false:",
 		pkg: "cmd/sluice", test: "TestConntrackSettingsInKubeProxysPlace",

@@ -27,7 +27,11 @@ func Slow(out io.Writer, all []slow.Endpoint) error {
 	t := NewTable(out, "SERVICE", "ENDPOINT", "POD", "NODE", "LATE", "FIRST BYTE P50", "P99", "OTHERS' P50", "P99", "CONNECT P50", "OTHERS'")
 	for i := range all {
 		e := &all[i]
-		err := t.Row(dash(e.Service), e.Endpoint, dash(e.Pod), dash(e.Node), e.Late, us(e.FirstP50US), us(e.FirstP99US),
+		p50, p99 := us(e.FirstP50US), us(e.FirstP99US)
+		if e.Late == slow.NoAnswer {
+			p50, p99 = "-", ">"+us(e.UnansweredUS)
+		}
+		err := t.Row(dash(e.Service), e.Endpoint, dash(e.Pod), dash(e.Node), e.Late, p50, p99,
 			us(e.SiblingFirstP50US), us(e.SiblingFirstP99US), us(e.ConnectP50US), us(e.SiblingConnectP50US))
 		if err != nil {
 			return err

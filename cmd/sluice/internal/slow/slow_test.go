@@ -15,6 +15,17 @@ func row(service, endpoint string, connect50, connect99, first50, first99 int64)
 	}
 }
 
+// silent is an endpoint that answered some connections, while some ended unanswered and
+// some wait, for so many milliseconds.
+func silent(service, endpoint string, answered, unanswered float64, waiting int, ms int64) api.Rates {
+	r := row(service, endpoint, 1, 1, 0, 0)
+	if answered > 0 {
+		r = row(service, endpoint, 1, 1, 10, 20)
+	}
+	r.Answered, r.Unanswered, r.Waiting, r.UnansweredUS = answered, unanswered, waiting, ms*1000
+	return r
+}
+
 func TestFind(t *testing.T) {
 	for _, c := range []struct {
 		name            string
@@ -32,7 +43,12 @@ func TestFind(t *testing.T) {
 		}, []string{"3 answer", "2 answer"}, 5, 0},
 		{"all are fast enough", []api.Rates{row("a", "1", 1, 1, 1, 1), row("a", "2", 1, 1, 5, 6)}, nil, 2, 0},
 		{"nobody to compare with", []api.Rates{row("a", "1", 1, 1, 900, 900), row("b", "2", 1, 1, 1, 1)}, nil, 0, 2},
-		{"an endpoint without answers", []api.Rates{row("a", "1", 1, 1, 900, 900), row("a", "2", 1, 1, 0, 0)}, nil, 0, 1},
+		{"an endpoint without requests", []api.Rates{row("a", "1", 1, 1, 900, 900), row("a", "2", 1, 1, 0, 0)}, nil, 0, 1},
+		{"no answer", []api.Rates{row("a", "1", 1, 1, 10, 20), silent("a", "2", 0, 0, 3, 900), row("a", "3", 1, 1, 10, 400)}, []string{"2 no answer", "3 answer"}, 3, 0},
+		{"clients gave up", []api.Rates{row("a", "1", 1, 1, 10, 20), silent("a", "2", 1, 4, 0, 900)}, []string{"2 no answer"}, 2, 0},
+		{"some clients gave up", []api.Rates{row("a", "1", 1, 1, 10, 20), silent("a", "2", 4, 1, 2, 900)}, nil, 2, 0},
+		{"the answer is not due yet", []api.Rates{row("a", "1", 1, 1, 10, 300), silent("a", "2", 0, 0, 3, 900)}, nil, 2, 0},
+		{"nobody answers", []api.Rates{silent("a", "1", 0, 0, 3, 900), silent("a", "2", 0, 0, 3, 900)}, nil, 0, 2},
 	} {
 		found := Find(c.rows)
 		var got []string
