@@ -68,7 +68,7 @@ test-full: deps build ## Run the end-to-end tests at full size (10,000 connectio
 test-sctp-full: deps ## Run 1,000 associations with 100 messages each, and 20 take-overs, in a guest kernel with SCTP (15 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|take-over|faults)' $(TESTFLAGS) ./test/vm
 
-# Tests of what only the relay does: docs/datapath.md has a table of them.
+# Tests of the relay alone: its sockets, buffers, descriptors and resets.
 RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay|TestReadersThatStop|TestResourcesOfOneNamespace|TestConnectionsFromTheNodeTake|TestConnectionTrackingIsKept|TestServiceWhoseEndpointsRefuse|TestGonePeer|TestHangupDuringTheStart|TestTakeOver|TestHangupAfterTakeOver
 
 .PHONY: test-flows
