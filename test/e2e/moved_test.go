@@ -58,7 +58,7 @@ func playMovers(t *testing.T, splice string) {
 	if full() {
 		talkers, each, takeOvers = 1000, 100, 20
 	}
-	m := newMovers(t, mode{}, each, each, splice, "--datapath", "relay")
+	m := newMovers(t, mode{}, each, each, 0, splice, "--datapath", "relay")
 	m.talk(t, talkers)
 	for range takeOvers {
 		m.takeOver(t, 2*talkers, each)
@@ -148,7 +148,8 @@ func (m *movers) end(t *testing.T) {
 }
 
 // newMovers starts a proxy, and opens so many connections of each kind, and so many idle ones.
-func newMovers(t *testing.T, mode mode, each, idlers int, flags ...string) *movers {
+// Talks send a piece in each interval of pace, if it is not 0.
+func newMovers(t *testing.T, mode mode, each, idlers int, pace time.Duration, flags ...string) *movers {
 	t.Helper()
 	lab := netns.NewLab(t, 2)
 	b := lab.Backends[0]
@@ -157,6 +158,7 @@ func newMovers(t *testing.T, mode mode, each, idlers int, flags ...string) *move
 		close(m.stop)
 		m.running.Wait()
 	})
+	m.talks.pace = pace
 	for _, each := range lab.Backends {
 		m.talks.listen(t, each, 8080)
 	}

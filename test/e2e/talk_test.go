@@ -34,8 +34,9 @@ const (
 type talk struct {
 	id       uint32
 	ending   ending
-	up, down []byte // what client and server send after the greeting
-	cut      int    // bytes that a side sends before it resets
+	up, down []byte        // what client and server send after the greeting
+	cut      int           // bytes that a side sends before it resets
+	pace     time.Duration // between two pieces, or 0
 }
 
 // greeting: the client sends the talk's number, the server answers with one byte.
@@ -96,21 +97,43 @@ func receive(c *net.TCPConn, want []byte, buf []byte) outcome {
 	}
 }
 
-// send writes in pieces of all sizes and ends this half.
-func send(c *net.TCPConn, data []byte, r *rand.Rand) error {
+// send writes in pieces of all sizes, one in each interval of pace.
+func send(c *net.TCPConn, data []byte, r *rand.Rand, pace time.Duration) error {
+	var next <-chan time.Time
+	if pace > 0 {
+		tick := time.NewTicker(pace)
+		defer tick.Stop()
+		next = tick.C
+	}
 	for len(data) > 0 {
 		n := min(len(data), 1+r.IntN(1<<(r.IntN(12)+6)))
 		if _, err := c.Write(data[:n]); err != nil {
 			return err
 		}
-		data = data[n:]
+		if data = data[n:]; next != nil {
+			<-next
+		}
+	}
+	return nil
+}
+
+// sendAll ends this half after its data.
+func (k *talk) sendAll(c *net.TCPConn, data []byte, r *rand.Rand) error {
+	if err := send(c, data, r, k.pace); err != nil {
+		return err
 	}
 	return c.CloseWrite()
 }
 
-// sendPart writes a part and resets the connection.
-func sendPart(c *net.TCPConn, data []byte) error {
-	if _, err := c.Write(data); err != nil {
+// sendPart resets the connection after its data.
+func (k *talk) sendPart(c *net.TCPConn, data []byte, r *rand.Rand) error {
+	var err error
+	if k.pace > 0 {
+		err = send(c, data, r, k.pace)
+	} else {
+		_, err = c.Write(data)
+	}
+	if err != nil {
 		return err
 	}
 	if err := c.SetLinger(0); err != nil {
@@ -137,16 +160,16 @@ func (k *talk) side(c *net.TCPConn, mine, theirs []byte, waits, resets bool) out
 		if o.err != nil {
 			return o
 		}
-		o.err = send(c, mine, r)
+		o.err = k.sendAll(c, mine, r)
 		return o
 	}
 	sent := make(chan error, 1)
 	go func() {
 		if resets {
-			sent <- sendPart(c, mine[:k.cut])
+			sent <- k.sendPart(c, mine[:k.cut], r)
 			return
 		}
-		sent <- send(c, mine, r)
+		sent <- k.sendAll(c, mine, r)
 	}()
 	o := receive(c, theirs, *buf)
 	err := <-sent
@@ -160,6 +183,7 @@ func (k *talk) side(c *net.TCPConn, mine, theirs []byte, waits, resets bool) out
 // talkServer plays the servers' side on any number of backends.
 type talkServer struct {
 	size     int
+	pace     time.Duration // of its talks; set before it listens
 	mu       sync.Mutex
 	outcomes map[uint32]chan outcome // guarded by mu
 }
@@ -193,6 +217,7 @@ func (s *talkServer) serve(c *net.TCPConn) {
 		return // the talk is unknown; its client will report it
 	}
 	k := newTalk(binary.BigEndian.Uint32(number[:]), s.size)
+	k.pace = s.pace
 	if _, err := c.Write(make([]byte, greetingDown)); err != nil {
 		s.outcome(k.id) <- outcome{err: err}
 		return
@@ -204,6 +229,7 @@ func (s *talkServer) serve(c *net.TCPConn) {
 // the client's address, by which the record can be found.
 func (s *talkServer) play(from *netns.Host, address string, id uint32) (netip.AddrPort, error) {
 	k := newTalk(id, s.size)
+	k.pace = s.pace
 	conn, err := from.Dial("tcp", address)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("talk %d: %w", id, err)
