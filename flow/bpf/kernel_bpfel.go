@@ -243,6 +243,7 @@ const (
 	KernelSeenENDPOINT_AHEAD     KernelSeen = 8192
 	KernelSeenCLIENT_LEAVING     KernelSeen = 32768
 	KernelSeenCHALLENGED         KernelSeen = 16384
+	KernelSeenENDPOINT_RST_AHEAD KernelSeen = 65536
 )
 
 type KernelServed struct {

@@ -219,6 +219,14 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 	if p.has(flagRST) {
 		if f.isBelieved(p, from) {
 			m.reset(f, index, rst)
+		} else if behind := p.sequence - f.ahead[from]; f.seen&aheadMark(from) != 0 && behind <= 1 {
+			// The receiver may believe it, and says nothing more.
+			if from == fromEndpoint {
+				f.seen |= KernelSeenENDPOINT_RST_AHEAD
+			}
+			if m.alive && !f.direct {
+				m.challenge(f, index)
+			}
 		}
 		return
 	}
@@ -243,7 +251,7 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 	}
 	if p.has(flagACK) && after(sent+1, p.ack) {
 		// What the receiver acknowledges counts also behind a gap, and so does a FIN there.
-		if gone && f.seen&otherFin == 0 && !after(f.end[other], p.ack) {
+		if (gone || p.ack == f.fin[other]) && f.seen&otherFin == 0 && !after(f.end[other], p.ack) {
 			switch {
 			case p.ack == f.fin[other]:
 				f.reach(p.ack-1, other)

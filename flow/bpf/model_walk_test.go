@@ -15,11 +15,51 @@ type walk struct {
 	got       [2]uint32 // what each has received in order
 	acked     [2]uint32 // the latest acknowledgement of each
 	sent      [2]uint64 // bytes
-	fin       [2]bool
+	fin       [2]bool   // the FIN has arrived
 	syn       bool
 	open      bool       // the endpoint has accepted
 	end       KernelSeen // what ended the connection first
 	disturbed bool       // forged segments have come
+
+	ended [2]bool // the FIN is sent
+	gap   [2]gap
+}
+
+// gap is a segment of a peer that was lost before it came to BPF, and what follows it.
+type gap struct {
+	open   bool // it is not sent again yet
+	told   bool // it has been sent again, but the receiver has not acknowledged what follows
+	at     uint32
+	length int
+	behind uint64 // bytes that follow
+	fin    bool   // a FIN follows
+}
+
+// acknowledged says that the receiver has told that there is no gap any more.
+func (w *walk) acknowledged(from int) {
+	g := &w.gap[from]
+	if !g.told {
+		return
+	}
+	w.sent[from] += g.behind
+	if g.fin {
+		w.finishes(from)
+	}
+	*g = gap{}
+}
+
+// finishes says that a FIN has arrived.
+func (w *walk) finishes(from int) {
+	w.fin[from] = true
+	if w.end == 0 {
+		w.end = [2]KernelSeen{KernelSeenCLIENT_FIN, KernelSeenENDPOINT_FIN}[from]
+	}
+}
+
+func (w *walk) resets(from int) {
+	if w.end == 0 {
+		w.end = [2]KernelSeen{KernelSeenCLIENT_RST, KernelSeenENDPOINT_RST}[from]
+	}
 }
 
 // segmentOf is a frame with a segment of one of the peers, as it comes to BPF.
@@ -49,9 +89,11 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 	segment := func(flags byte, sequence uint32, length int) *skbuff {
 		if flags&flagACK != 0 && flags&flagRST == 0 {
 			w.acked[from] = w.got[from]
+			w.acknowledged(1 - from)
 		}
 		return g.segmentOf(f, from, flags, sequence, w.got[from], length)
 	}
+	lost := &w.gap[from]
 	switch {
 	case forge && g.one(5):
 		w.disturbed = true
@@ -73,28 +115,42 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		return segment(flagACK, w.next[from]-n, 0), from
 	case g.one(40): // a reset that nobody believes
 		return segment(flagRST, pick(g, w.acked[other]-1, w.next[from]+2, w.next[from]+1<<31), 0), from
-	case g.one(60):
-		if w.end == 0 {
-			w.end = [2]KernelSeen{KernelSeenCLIENT_RST, KernelSeenENDPOINT_RST}[from]
-		}
+	case lost.open && g.one(4): // it is sent again
+		lost.open, lost.told = false, lost.behind > 0 || lost.fin
+		w.sent[from] += uint64(lost.length)
+		w.got[other] = w.next[from]
+		return segment(flagACK, lost.at, lost.length), from
+	case (lost.open || lost.told) && g.one(60): // userspace asks the peers what has become of it
 		return segment(flagRST|byte(g.IntN(2))*flagACK, w.next[from], 0), from
-	case w.fin[from]:
+	case !lost.open && !lost.told && g.one(60):
+		w.resets(from)
+		return segment(flagRST|byte(g.IntN(2))*flagACK, w.next[from], 0), from
+	case w.ended[from]:
 		return segment(flagACK, w.next[from], 0), from
 	}
 	n := g.IntN(60) * g.IntN(2)
 	at := w.next[from]
-	w.sent[from] += uint64(n)
 	w.next[from] += uint32(n)
+	if n > 0 && !lost.open && !lost.told && g.one(12) {
+		*lost = gap{open: true, at: at, length: n}
+		return w.step(g, f, forge)
+	}
 	flags := byte(flagACK)
 	if g.one(15) {
-		if w.end == 0 {
-			w.end = [2]KernelSeen{KernelSeenCLIENT_FIN, KernelSeenENDPOINT_FIN}[from]
-		}
-		w.fin[from] = true
+		w.ended[from] = true
 		w.next[from]++
 		flags |= flagFIN
 	}
-	if !g.one(10) { // else it is lost behind BPF
+	if lost.open || lost.told {
+		lost.behind += uint64(n)
+		lost.fin = lost.fin || w.ended[from]
+	} else {
+		w.sent[from] += uint64(n)
+		if w.ended[from] {
+			w.finishes(from)
+		}
+	}
+	if !lost.open && (lost.told || !g.one(10)) { // else it is lost behind BPF
 		defer func() { w.got[other] = w.next[from] }()
 	}
 	return segment(flags, at, n), from

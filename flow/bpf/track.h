@@ -91,7 +91,7 @@ static __always_inline int advance(struct flow *f, int from, __u32 sequence, __u
 }
 
 // catch_up counts what the receiver has acknowledged of the segments behind a gap. f->fin has
-// the number after a FIN among them.
+// the number after a FIN among them, also when another segment has closed the gap.
 static __always_inline void catch_up(struct flow *f, int from, __u32 ack)
 {
 	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN;
@@ -120,6 +120,27 @@ static __always_inline void confirm(struct flow *f)
 		__sync_fetch_and_add(&l->confirmed, 1);
 }
 
+// challenge tells userspace of another SYN, or INIT, with the tuple of an open connection, or of
+// an RST behind a gap. It returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
+// its first packets (ask): beyond that, the client sends it again.
+GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	struct control *c = control();
+	if (!f || !c || (f->options & OPTION_DIRECT) || !is_alive(c, bpf_ktime_get_ns()))
+		return 0;
+	struct load *l = load_of(f->service);
+	if (!l || (__s64)(l->asked - l->decided) >= c->most_undecided)
+		return 1;
+	if (__sync_fetch_and_or(&f->seen, CHALLENGED) & CHALLENGED)
+		return 1;
+	__sync_fetch_and_add(&l->asked, 1);
+	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0)) {
+		__sync_fetch_and_and(&f->seen, ~CHALLENGED);
+		__sync_fetch_and_add(&l->decided, 1);
+	}
+	return 1;
+}
+
 // follow_tcp notes what a segment from the client (0) or the endpoint (1) says about the
 // connection's end.
 static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from)
@@ -133,6 +154,11 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		if (is_believed(f, p, from)) {
 			mark_end(f, rst);
 			close_flow(skb, f, index);
+		} else if ((f->seen & (from ? ENDPOINT_AHEAD : CLIENT_AHEAD)) && p->sequence - f->ahead[from] <= 1) {
+			// A receiver that has the segments before it believes it, and says nothing more.
+			if (from)
+				mark(f, ENDPOINT_RST_AHEAD);
+			challenge(skb, f, index);
 		}
 		return;
 	}
@@ -151,7 +177,7 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	// Nobody acknowledges what was not sent.
 	__u32 gone_ahead = f->seen & (from ? CLIENT_AHEAD : ENDPOINT_AHEAD);
 	if ((p->flags & ACK) && is_behind((gone_ahead ? f->ahead[!from] : f->way[!from].end) + 1, p->ack)) {
-		if (unlikely(gone_ahead))
+		if (unlikely(gone_ahead || p->ack == f->fin[!from]))
 			catch_up(f, !from, p->ack);
 		if (!is_behind(d->acked, p->ack)) {
 			d->acked = p->ack;
@@ -238,27 +264,6 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 	// Copies leave half of the ring to the notices of flows.
 	if (c && is_alive(c, bpf_ktime_get_ns()) && bpf_ringbuf_query(&notices, BPF_RB_AVAIL_DATA) < NOTICES / 2)
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
-}
-
-// challenge tells userspace of another SYN, or INIT, with the tuple of an open connection. It
-// returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
-// its first packets (ask): beyond that, the client sends it again.
-GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
-{
-	struct control *c = control();
-	if (!f || !c || (f->options & OPTION_DIRECT) || !is_alive(c, bpf_ktime_get_ns()))
-		return 0;
-	struct load *l = load_of(f->service);
-	if (!l || (__s64)(l->asked - l->decided) >= c->most_undecided)
-		return 1;
-	if (__sync_fetch_and_or(&f->seen, CHALLENGED) & CHALLENGED)
-		return 1;
-	__sync_fetch_and_add(&l->asked, 1);
-	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0)) {
-		__sync_fetch_and_and(&f->seen, ~CHALLENGED);
-		__sync_fetch_and_add(&l->decided, 1);
-	}
-	return 1;
 }
 
 // adjust_reset gives such an RST the number that the endpoint expects, which so ends the old

@@ -200,7 +200,7 @@ func newMovers(t *testing.T, mode mode, each, idlers int, pace time.Duration, fl
 // it is at most: a dial ends after 15 s.
 const (
 	silentAddress = "10.96.0.22"
-	mostSilent    = 8 * time.Second
+	mostSilent    = 6 * time.Second
 )
 
 // dial has clients connect to an endpoint that is silent for now. connected has it answer, and

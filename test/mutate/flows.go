@@ -394,6 +394,21 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
 	},
 	{
+		name: "flow-fin-at-a-gap", what: "a FIN counts only while the gap before it is open",
+		file: "flow/bpf/track.h", old: "gone_ahead || p->ack == f->fin[!from]", new: "gone_ahead",
+		pkg: "flow", test: "TestEndBehindAGapIsSeen",
+	},
+	{
+		name: "flow-reset-behind-a-gap", what: "nobody asks what has become of a connection that was reset behind a gap",
+		file: "flow/bpf/track.h", old: "				mark(f, ENDPOINT_RST_AHEAD);\n			challenge(skb, f, index);", new: "				mark(f, ENDPOINT_RST_AHEAD);",
+		pkg: "flow", test: "TestEndBehindAGapIsSeen",
+	},
+	{
+		name: "flow-reset-asks-the-client", what: "after an endpoint's RST behind a gap, the client is asked",
+		file: "flow/dial.go", old: "uint32(bpf.KernelSeenENDPOINT_RST_AHEAD) != 0:", new: "uint32(bpf.KernelSeenENDPOINT_RST_AHEAD) > 1<<31:",
+		pkg: "flow", test: "TestEndBehindAGapIsSeen",
+	},
+	{
 		name: "flow-unbound-ports", what: "the kernel forwards what comes to a node port that another program holds",
 		file: "flow/table.go", old: " || st.host.Has(d.Addr) && !p.bound[d]", new: "",
 		pkg: "flow", test: "TestPortOfAnotherProgramIsLeftToIt",

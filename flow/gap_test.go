@@ -1,0 +1,85 @@
+package flow
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// long is the length of a packet that gets lost.
+const long = 400
+
+// A connection ends for BPF too if its last data was lost on its way to the node, and the end was not:
+// the FIN counts once it is acknowledged, though the data that is sent again does not have it, and an
+// RST that the receiver believes without another word, as it follows the last block that it has.
+func TestEndBehindAGapIsSeen(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		what   string
+		resets bool
+		ends   [2]conntrack.End // by client, endpoint
+	}{
+		{"FIN", false, [2]conntrack.End{conntrack.ClientFin, conntrack.EndpointFin}},
+		{"RST", true, [2]conntrack.End{conntrack.ClientReset, conntrack.EndpointReset}},
+	} {
+		for side, who := range []string{"client", "endpoint"} {
+			t.Run(fmt.Sprint(c.what, " of the ", who), func(t *testing.T) {
+				t.Parallel()
+				forDeciders(t, func(t *testing.T, by func(*Options)) {
+					lab := netns.NewLab(t, 1)
+					accepted, done := make(chan *net.TCPConn, 1), make(chan struct{})
+					lab.Backends[0].ServeTCP(t, ":8080", func(c *net.TCPConn) {
+						accepted <- c
+						<-done
+					})
+					defer close(done)
+					n := newNode(t, lab, by)
+					n.serve(0)
+					conn, err := lab.Client.Dial("tcp", vip4+":80")
+					if err != nil {
+						t.Fatal(err)
+					}
+					ends := [2]*net.TCPConn{conn.(*net.TCPConn), <-accepted}
+					host := [2]*netns.Host{lab.Client, lab.Backends[0]}[side]
+					from, to := ends[side], ends[1-side]
+					_ = to.SetDeadline(time.Now().Add(patience))
+					stop := host.Lose(t, "eth0", long, 1)
+					if _, err := from.Write(make([]byte, 2*long)); err != nil {
+						t.Fatal(err)
+					}
+					if c.resets {
+						if _, err := from.Write([]byte("short")); err != nil {
+							t.Fatal(err)
+						}
+						_ = from.SetLinger(0)
+						_ = from.Close()
+					} else {
+						_ = from.CloseWrite()
+						stop()
+						if n, err := io.Copy(io.Discard, to); n != 2*long || err != nil {
+							t.Errorf("%d bytes, %v", n, err)
+						}
+						_ = to.Close()
+						_ = from.SetDeadline(time.Now().Add(patience))
+						_, _ = io.Copy(io.Discard, from)
+						_ = from.Close()
+					}
+					wait.True(t, "the record", func() bool { return len(n.taken()) == 1 })
+					if r := n.taken()[0]; r.End != c.ends[side] {
+						t.Errorf("%+v", r)
+					}
+					_, err = to.Read(make([]byte, 1))
+					if c.resets && err == nil || err == io.EOF && c.resets {
+						t.Errorf("the other side reads: %v", err)
+					}
+				})
+			})
+		}
+	}
+}
