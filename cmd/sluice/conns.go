@@ -24,7 +24,7 @@ type connsOptions struct {
 }
 
 func newConnsCommand() *cobra.Command {
-	o := &connsOptions{output: newChoice("table", "wide", "json", "csv")}
+	o := &connsOptions{output: newChoice("table", "wide", "json", "csv", "tcpdump")}
 	cmd := &cobra.Command{
 		Use:   "conns [FILTER]",
 		Short: "List the open connections",
@@ -36,13 +36,14 @@ connects to which Service, and which endpoint serves it.
   sluice conns service=shop/cart -o wide
   sluice conns endpoint=10.244.1.7                 # who is connected to this pod
   sluice conns client=10.0.0.0/8 'duration>1h' --sort=-bytes --limit 20
-  sluice conns state=connecting -o json | jq .failed_attempts`,
+  sluice conns state=connecting -o json | jq .failed_attempts
+  tcpdump -n -i any "$(sluice conns client=10.1.2.3 -o tcpdump)"`,
 		ValidArgsFunction: o.completeFilter,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	o.register(cmd)
 	f := cmd.Flags()
-	o.output.register(cmd, "output", "o", "form of the output; json is one object a line, csv has the fields of json as columns")
+	o.output.register(cmd, "output", "o", "form of the output; json is one object a line, csv has the fields of json as columns, tcpdump is a filter for its packets")
 	f.StringVar(&o.sort, "sort", "", "field to sort by, such as bytes, duration or client; with - before it the largest first (default: as they come)")
 	f.IntVar(&o.limit, "limit", 0, fmt.Sprintf("list at most so many (default: all, sorted at most %d)", api.MaxRows))
 	completeValues(cmd, "sort", live.Orders())
@@ -110,6 +111,8 @@ func newConnsOutput(out, messages io.Writer, form, none string) *connsOutput {
 	case "json":
 	case "csv":
 		o.form = show.NewCSV(out)
+	case "tcpdump":
+		o.form, o.none = show.NewTcpdump(out), none
 	case "text":
 		o.form, o.none = show.Lines{Out: out}, none
 	default:

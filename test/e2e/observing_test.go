@@ -22,29 +22,32 @@ var observed = map[string]string{
 	"log client=10.1.0.2":                                     "-> 10.96.0.10:80",
 	"log --since 1h service=default/web":                      "client_reset",
 	"log --since 1h end=endpoint_reset,connect_failed -o csv": "time,id,",
-	"story 17":                                  "verdict     this node: Sluice ended the connection: admin", // it is ended by then
-	"conns 'idle>5m' --sort=-idle -o wide":      "no open connection matches",
-	"conns 'rtt>50ms'":                          "no open connection matches",
-	"conns 'retransmits>0' --sort=-retransmits": "no open connection matches",
-	"conns 'unacked>64KiB' -o wide":             "no open connection matches",
-	"conns pod=default/web-1":                   "default/web-1",
-	"drain default/web-1":                       "(default/web-1)",
-	"drain":                                     "(default/web-1)",
-	"close pod=default/web-1":                   "ended 1 connection",
-	"conns --sort=-duration --limit 20":         "no open connection matches", /* they are closed by then */
-	"top --by client --sort bytes":              "10.1.0.2",
-	"tap 'connect>100ms'":                       "",
-	"tap 'first_byte>1s connect<10ms'":          "",
-	"top --sort connect":                        "default/web",
-	"top --by endpoint --sort first":            "default/web-1",
-	"top --sort failed":                         "default/web",
-	"services":                                  "10.96.0.10,fd00:96::10  4/4",
-	"services namespace=shop":                   "no Service matches",
-	"endpoints service=default/web":             "  ready",
-	"slow":                                      "no endpoint is slow",
-	"tap 'failures>0' -o json":                  `"error":"refused"`,
-	"failures":                                  "refused",
-	"conns state=connecting -o json":            "",
+	"story 17":                                                "verdict     this node: Sluice ended the connection: admin", // it is ended by then
+	"conns 'idle>5m' --sort=-idle -o wide":                    "no open connection matches",
+	"conns 'rtt>50ms'":                                        "no open connection matches",
+	"conns 'retransmits>0' --sort=-retransmits":               "no open connection matches",
+	"conns 'unacked>64KiB' -o wide":                           "no open connection matches",
+	"conns pod=default/web-1":                                 "default/web-1",
+	"pcap service=default/web --for 1m -w cart.pcap":          "packets of",
+	"pcap end=endpoint_reset --for 1m -w resets.pcap":         "0 packets of 0 connections",
+	"conns client=10.1.0.2 -o tcpdump":                        "no open connection matches",
+	"drain default/web-1":                                     "(default/web-1)",
+	"drain":                                                   "(default/web-1)",
+	"close pod=default/web-1":                                 "ended 1 connection",
+	"conns --sort=-duration --limit 20":                       "no open connection matches", /* they are closed by then */
+	"top --by client --sort bytes":                            "10.1.0.2",
+	"tap 'connect>100ms'":                                     "",
+	"tap 'first_byte>1s connect<10ms'":                        "",
+	"top --sort connect":                                      "default/web",
+	"top --by endpoint --sort first":                          "default/web-1",
+	"top --sort failed":                                       "default/web",
+	"services":                                                "10.96.0.10,fd00:96::10  4/4",
+	"services namespace=shop":                                 "no Service matches",
+	"endpoints service=default/web":                           "  ready",
+	"slow":                                                    "no endpoint is slow",
+	"tap 'failures>0' -o json":                                `"error":"refused"`,
+	"failures":                                                "refused",
+	"conns state=connecting -o json":                          "",
 	"tap end=client_reset,endpoint_reset service=default/web": "client_reset",
 	"explain --from 10.1.0.2 --to 10.96.0.10:80":              "endpoints: ",
 	"destinations 10.96.0.10":                                 "steered",
@@ -141,6 +144,7 @@ func TestObservingCommands(t *testing.T) {
 		if c == "slow" {
 			run += " --for 1s"
 		}
+		run = strings.Replace(run, "--for 1m -w ", "--for 1s -w "+t.TempDir()+"/", 1)
 		out, err := lab.Node.Command(t, "sh", "-c", `exec "$0" `+run, built(t)).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), observed[c]) {
 			t.Errorf("sluice %s: %v, want %q:\n%s", run, err, observed[c], out)

@@ -97,6 +97,16 @@ var promises = []mutation{
 		pkg: "node", test: "TestServiceManagerIsTold",
 	},
 	{
+		name: "pcap-one-leg", what: "a capture has no packets between proxy and endpoint",
+		file: "cmd/sluice/internal/capture/flows.go", old: "	f.leg(protocol, c.SourceAddr, c.Endpoint, w)\n", new: "",
+		pkg: "test/e2e", test: "TestPacketsOfConnections",
+	},
+	{
+		name: "pcap-no-wait", what: "packets do not wait until their connection matches",
+		file: "cmd/sluice/internal/capture/capture.go", old: "now.Add(-c.bounds.Wait))", new: "now)",
+		pkg: "test/e2e", test: "TestPacketsOfConnections",
+	},
+	{
 		name: "held-for-ever", what: "connections that wait for endpoints are not told of the first one",
 		file: "stream/server.go", old: "\ts.wakeHeld()\n", new: "",
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
