@@ -215,6 +215,12 @@ func (p *Proxy) give(c *handover.Conn) error {
 		pause()
 		err = c.Send(&handover.Message{Step: handover.StepLeaving})
 	}
+	if err == nil {
+		p.moveSessions(c)
+		if gone(c) {
+			err = errNextGone
+		}
+	}
 	if err != nil {
 		if paused {
 			p.datagram.Resume()
@@ -222,7 +228,6 @@ func (p *Proxy) give(c *handover.Conn) error {
 		p.takeBack()
 		return err
 	}
-	p.moveSessions(c)
 	p.leave()
 	if p.flows != nil {
 		p.within(flowsPatience, "forwarded connections are not handed over", p.flows.handOver)
@@ -270,7 +275,7 @@ func (p *Proxy) linger(ctx context.Context) error {
 	for p.move(); !p.drained(); {
 		select {
 		case <-look.C:
-			if p.move(); stopped == nil && p.successorGone() {
+			if p.move(); stopped == nil && gone(p.successor) {
 				p.moves, stopped = false, ctx.Done()
 			}
 		case now := <-p.departed.timer.C: // of endpoints that went before
@@ -286,9 +291,11 @@ func (p *Proxy) linger(ctx context.Context) error {
 	return nil
 }
 
-// successorGone reports whether the next process has ended. It says nothing unless it is asked.
-func (p *Proxy) successorGone() bool {
-	_, err := p.successor.Receive(time.Millisecond)
+var errNextGone = errors.New("the next sluice has ended; UDP sessions that it had taken are lost")
+
+// gone reports whether the next process has ended. It says nothing unless it is asked.
+func gone(c *handover.Conn) bool {
+	_, err := c.Receive(time.Millisecond)
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
@@ -334,7 +341,7 @@ func (p *Proxy) moveSessions(c *handover.Conn) {
 				Msg("the next sluice takes no more UDP sessions; those here end unless their endpoints send")
 		}
 	}
-	_ = c.Send(&handover.Message{Step: handover.StepOver}) // if it is gone, linger finds out
+	_ = c.Send(&handover.Message{Step: handover.StepOver}) // it may be gone
 }
 
 // restPause is the time between two looks at whether somebody steers.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -272,13 +274,22 @@ func TestTakeOverGivenUp(t *testing.T) {
 	w := newTakeOvers(t, modes[1])
 	defer w.end() // before the last proxy is killed
 	hello := handover.Message{Step: handover.StepHello, Hello: &handover.Hello{
-		Version: handover.Version, Least: handover.Least, Program: "test", Mode: "tproxy/nftables",
+		Version: handover.Version, Least: handover.Least, Program: "test", Mode: "tproxy/nftables", Moves: true,
 	}}
 	steps := []func(*handover.Conn) error{
 		func(c *handover.Conn) error { return c.Send(&hello) },
 		func(c *handover.Conn) error { return take(c, handover.StepWelcome) },
 		func(c *handover.Conn) error { return c.Send(&handover.Message{Step: handover.StepAsk}) },
 		func(c *handover.Conn) error { return take(c, "") },
+		func(c *handover.Conn) error { return c.Send(&handover.Message{Step: handover.StepServing}) },
+		func(c *handover.Conn) error {
+			_, err := c.AwaitStates(handover.StepLeaving, startTimeout)
+			return err
+		},
+		func(c *handover.Conn) error {
+			_, err := c.TakeFirst(func(m *handover.Moved) handover.Taken { return dropped(m.FDs) })
+			return err
+		},
 	}
 	for n := range len(steps) + 1 {
 		w.progress(t)
@@ -305,6 +316,17 @@ func TestTakeOverGivenUp(t *testing.T) {
 	}
 	w.next(t)
 	w.progress(t)
+}
+
+// dropped are the descriptors of a session whose process dies at once.
+type dropped []int
+
+func (d dropped) Begin() { d.Discard() }
+
+func (d dropped) Discard() {
+	for _, fd := range d {
+		_ = unix.Close(fd)
+	}
 }
 
 // take takes the sockets that follow a message, if there is one, and closes them.

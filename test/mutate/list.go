@@ -484,6 +484,11 @@ var promises = []mutation{
 		pkg: "handover", test: "TestMoveWithoutAcknowledgement",
 	},
 	{
+		name: "next-dies-late", what: "a process leaves though the next one has died just before",
+		file: "node/handover.go", old: "		if gone(c) {\n			err = errNextGone\n		}\n", new: "",
+		pkg: "test/e2e", test: "TestTakeOverGivenUp",
+	},
+	{
 		name: "held-byte-dropped", what: "a byte that waits for a slow reader is lost when its connection moves",
 		file: "relay/handover.go", old: "bytes := s.held.bytes()\n", new: "bytes := s.held.bytes()[1:]\n",
 		pkg: "relay", test: "TestLinkAgainstModel",
