@@ -96,6 +96,7 @@ const (
 	isConnected = 1 << iota
 	isKernel
 	isNode // the client is
+	isRefused
 )
 
 // add adds a record of a connection that has ended.
@@ -106,6 +107,9 @@ func (b *block) add(r *Record) {
 	}
 	if r.Path == Kernel {
 		flags |= isKernel
+	}
+	if r.Event == Refused {
+		flags |= isRefused
 	}
 	if node := r.ClientNode(); node != "" {
 		flags |= isNode
@@ -228,6 +232,9 @@ func (d *decoder) record(r *Record, node string) {
 	r.Connected = flags&isConnected != 0
 	if flags&isKernel != 0 {
 		r.Path = Kernel
+	}
+	if flags&isRefused != 0 {
+		r.Event = Refused
 	}
 	r.Protocol, r.Kind, r.Source = service.Protocol(d.byte()), service.AddressKind(d.byte()), policy.Source(d.byte())
 	r.Affinity, r.End = balancer.Affinity(d.byte()), End(d.byte())

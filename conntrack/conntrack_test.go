@@ -65,7 +65,8 @@ func TestRecordSize(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	want := []string{"client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "connect_failed", "no_endpoints", "limit", "not_admitted", "responses", "endpoint_gone", "evicted", "namespace_limit", "admin",
-		"client_shutdown", "client_abort", "client_comm_lost", "endpoint_shutdown", "endpoint_abort", "endpoint_comm_lost", "message_too_large", "no_stream", "not_forwarded", "proxy_header", "proxy_header_timeout", "proxy_not_trusted", "drained", "rebalanced"}
+		"client_shutdown", "client_abort", "client_comm_lost", "endpoint_shutdown", "endpoint_abort", "endpoint_comm_lost", "message_too_large", "no_stream", "not_forwarded", "proxy_header", "proxy_header_timeout", "proxy_not_trusted", "drained", "rebalanced",
+		"no_local_endpoints", "unknown_port", "unknown_address"}
 	var got []string
 	for _, e := range Ends() {
 		got = append(got, e.String())

@@ -66,6 +66,13 @@ func (c *consoleEncoder) encode(r *Record) {
 		c.name = appendPortName(c.name[:0], &r.Port.Name)
 		name(" ", string(c.name))
 	}
+	if r.Event == Refused {
+		b = strconv.AppendUint(append(b, " | "...), r.DatagramsFromClient, 10)
+		text(" packets refused | ", r.End.String(), "\n")
+		c.scratch = b
+		c.out.Write(b)
+		return
+	}
 	if r.Endpoint != nil && (r.Connected || len(r.Failed) < int(r.Attempts)) {
 		address(" -> ", r.Endpoint.Addr)
 		name(" ", r.Endpoint.Pod.Name)

@@ -182,6 +182,13 @@ func TestDocumentedFields(t *testing.T) {
 	if want := slices.DeleteFunc(slices.Clone(written), func(f string) bool { return f == "event" }); !slices.Equal(ended, want) {
 		t.Errorf("a record of the end has %v, want %v", ended, want)
 	}
+	refused := Record{Event: Refused, Port: example.Port, End: NoEndpoints}
+	written = slices.Insert(written, len(written)-1, "packets")
+	for _, f := range fieldsOf(t, &refused) {
+		if !slices.Contains(written, f) {
+			t.Errorf("a refusal has the field %s, which others do not have", f)
+		}
+	}
 	if !slices.Equal(documented, written) {
 		t.Errorf("%s lists\n%v, the code writes\n%v", docPath, documented, written)
 	}

@@ -12,8 +12,8 @@ import (
 // failuresKept is how many failures each shard keeps.
 const failuresKept = 256
 
-// Failure is a failed attempt to connect to an endpoint, or a connection that its
-// endpoint broke.
+// Failure is a failed attempt to connect to an endpoint, a connection that its endpoint
+// broke, or packets that were refused or dropped.
 type Failure struct {
 	At       time.Time
 	ID       uint64 // of the connection
@@ -25,6 +25,10 @@ type Failure struct {
 	// Broke is how the connection ended that the endpoint broke (see End.ByEndpoint),
 	// after Duration; then Error has no meaning.
 	Broke End
+	// Packets is not 0 if packets of the client to VIP were refused or dropped; Broke says
+	// why.
+	Packets uint64
+	VIP     netip.AddrPort
 }
 
 // Reason returns the name of the error, or of how the endpoint broke the connection.
@@ -86,6 +90,7 @@ func (t *Table) Failures(ctx context.Context, post Post) ([]Failure, error) {
 			return nil, ctx.Err()
 		}
 	}
+	all = append(all, t.refused.failures()...)
 	slices.SortFunc(all, func(a, b Failure) int { return b.At.Compare(a.At) })
 	return all, nil
 }

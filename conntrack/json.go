@@ -88,12 +88,16 @@ func (j *JSONEncoder) Encode(r *Record) {
 	b = appendMicroseconds(b, "duration_us", r.Duration)
 	b = appendNumber(b, "bytes_from_client", r.BytesFromClient)
 	b = appendNumber(b, "bytes_from_endpoint", r.BytesFromEndpoint)
+	datagrams := r.DatagramsFromClient
+	if r.Event == Refused {
+		datagrams = 0
+	}
 	if r.Protocol == service.UDP {
-		b = appendNumber(b, "datagrams_from_client", r.DatagramsFromClient)
+		b = appendNumber(b, "datagrams_from_client", datagrams)
 		b = appendNumber(b, "datagrams_from_endpoint", r.DatagramsFromEndpoint)
 	}
 	if r.Protocol == service.SCTP {
-		b = appendNumber(b, "messages_from_client", r.DatagramsFromClient)
+		b = appendNumber(b, "messages_from_client", datagrams)
 		b = appendNumber(b, "messages_from_endpoint", r.DatagramsFromEndpoint)
 		b = appendNumber(b, "streams_from_client", uint64(r.StreamsFromClient))
 		b = appendNumber(b, "streams_to_client", uint64(r.StreamsToClient))
@@ -101,7 +105,10 @@ func (j *JSONEncoder) Encode(r *Record) {
 	if t := r.Transport(); t != nil {
 		b = t.append(b)
 	}
-	if r.Event == Ended {
+	if r.Event == Refused {
+		b = appendNumber(b, "packets", r.DatagramsFromClient)
+	}
+	if r.Event == Ended || r.Event == Refused {
 		b = appendText(b, "end", r.End.String())
 	}
 	j.line = append(b, '}', '\n')

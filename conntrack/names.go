@@ -42,6 +42,9 @@ const (
 	ProxyNotTrusted        // the client is none of those that may send a PROXY header
 	Drained                // the endpoint went, and the time to drain is over
 	Rebalanced             // it was idle, and its client is to use new endpoints; both sides got a FIN
+	NoLocalEndpoints       // the traffic policy is Local, and no endpoint of this node can serve
+	UnknownPort            // no Service has this port of the cluster IP
+	UnknownAddress         // no Service has this address in a range of cluster IPs
 	endCount           = iota
 )
 
@@ -81,6 +84,10 @@ var endNames = [endCount]string{
 
 	Drained:    "drained",
 	Rebalanced: "rebalanced",
+
+	NoLocalEndpoints: "no_local_endpoints",
+	UnknownPort:      "unknown_port",
+	UnknownAddress:   "unknown_address",
 }
 
 // ByEndpoint reports whether the endpoint broke the connection, which it had accepted.
@@ -127,10 +134,11 @@ const (
 	Opened                  // an endpoint was reached
 	Lasts                   // the connection is open, and has been for an interval
 	Listed                  // the connection is open
+	Refused                 // there was none: its packets were refused or dropped
 	eventCount = iota
 )
 
-var eventNames = [eventCount]string{Ended: "end", Opened: "open", Lasts: "interval", Listed: "listed"}
+var eventNames = [eventCount]string{Ended: "end", Opened: "open", Lasts: "interval", Listed: "listed", Refused: "refused"}
 
 // String returns the name that the access log uses.
 func (e Event) String() string { return nameOf(eventNames[:], uint8(e)) }

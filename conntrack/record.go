@@ -61,7 +61,8 @@ type Record struct {
 
 	BytesFromClient   uint64 // forwarded to the endpoint
 	BytesFromEndpoint uint64 // forwarded to the client
-	// The same in datagrams, or messages of SCTP; 0 for TCP.
+	// The same in datagrams, or messages of SCTP; 0 for TCP. The Event Refused has its packets
+	// in DatagramsFromClient.
 	DatagramsFromClient   uint64
 	DatagramsFromEndpoint uint64
 

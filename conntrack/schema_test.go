@@ -127,7 +127,7 @@ func TestSchema(t *testing.T) {
 		"error":    {s.Properties["failed_attempts"].Items.Properties["error"].Enum, errors},
 		"path":     {s.Properties["path"].Enum, paths},
 		"affinity": {s.Properties["affinity"].Enum, affinities},
-		"event":    {s.Properties["event"].Enum, []string{Opened.String(), Lasts.String()}},
+		"event":    {s.Properties["event"].Enum, []string{Opened.String(), Lasts.String(), Refused.String()}},
 	} {
 		if !slices.Equal(tt.got, tt.want) {
 			t.Errorf("%s: the schema has %v, the code %v", name, tt.got, tt.want)

@@ -79,12 +79,13 @@ type Table struct {
 	told     map[service.PortName]Totals // by MovedTotals
 	now      func() time.Time
 
-	misuse atomic.Uint64
-	queue  *queue // nil without a sink
-	taps   taps
-	past   atomic.Pointer[Past]
-	opens  atomic.Bool // whether the sink or a tap wants Opened records
-	self   atomic.Pointer[self]
+	misuse  atomic.Uint64
+	queue   *queue // nil without a sink
+	taps    taps
+	past    atomic.Pointer[Past]
+	refused refused
+	opens   atomic.Bool // whether the sink or a tap wants Opened records
+	self    atomic.Pointer[self]
 }
 
 // self is the node, as a client. A client that a load balancer names has one of its own, as

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -65,7 +66,9 @@ type Options struct {
 	Counted bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
-	Logger   zerolog.Logger
+	// Dropped is told of each first packet that policy drops, on the Loop; nil: nobody is.
+	Dropped func(client netip.Addr, vip netip.AddrPort, protocol service.Protocol, v *policy.Verdict)
+	Logger  zerolog.Logger
 
 	filters bool          // tests: as if there were no tcx
 	ask     bool          // tests: userspace decides about all flows

@@ -332,6 +332,9 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	v := st.table.Resolve(path.protocol, p.client.Addr(), p.vip)
 	if v.Action == policy.Drop {
 		w.server.stats.unserved.Add(1)
+		if dropped := w.server.options.Dropped; dropped != nil {
+			dropped(p.client.Addr(), p.vip, path.protocol, &v)
+		}
 		return
 	}
 	var s *portService

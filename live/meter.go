@@ -214,7 +214,7 @@ func (g *Group) forgetOpen() { g.Open, g.Connecting, g.Waiting = 0, 0, 0 }
 // sample adds a record: of an open connection, one that opened or one that ended.
 // The bytes are those since the last sample of the connection.
 func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
-	if !m.options.Filter.Match(r) {
+	if r.Event == conntrack.Refused || !m.options.Filter.Match(r) {
 		return
 	}
 	m.mu.Lock()

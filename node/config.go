@@ -50,6 +50,7 @@ type Config struct {
 
 	AccessLog      conntrack.LogOptions // Path Off: none; the Logger is the Proxy's
 	RecordOpens    bool                 // also write a record of each connection that opens
+	RecordRefusals bool                 // also write records of what is refused or dropped
 	RecordInterval time.Duration        // also write records of open connections; 0: none
 	Verbosity      int                  // of the program's log, which the caller has set
 

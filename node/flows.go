@@ -138,6 +138,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Relayed:           p.relayedSessions,
 		Counted:           p.before != nil,
 		WantsUDP:          logging.Wants,
+		Dropped:           p.refusals.dropped,
 		Logger:            p.log,
 	})
 	if err != nil {

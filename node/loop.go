@@ -91,6 +91,7 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 		return p.hostWatcher.Run(ctx, func(s hostnet.State) { sendTo(ctx, hosts, s) })
 	})
 	go p.events.Run(ctx)
+	running.Go(func() { p.tellRefusals(ctx) })
 	for _, f := range beside {
 		start(func() error { return f(ctx) })
 	}

@@ -37,7 +37,7 @@ func (p *Proxy) registry() *prometheus.Registry {
 		sources.Metrics = append(sources.Metrics, clusterMetrics(c)...)
 		sources.Collectors = kubernetes.Requests()
 	}
-	sources.Collectors = append(sources.Collectors, dataPathMetric{p})
+	sources.Collectors = append(sources.Collectors, dataPathMetric{p}, &p.refusals)
 	return admin.NewRegistry(sources)
 }
 

@@ -46,7 +46,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		Table: table, Log: accessLog, Sync: sync, Metrics: metrics,
 		Health:     func() health.Stats { return health.Stats{} },
 		NoLocal:    func() *admin.NoLocalEndpoints { return new(admin.NoLocalEndpoints) },
-		Collectors: append(requests(), dataPathMetric{proxy}),
+		Collectors: append(requests(), dataPathMetric{proxy}, &proxy.refusals),
 	})
 }
 

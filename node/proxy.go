@@ -94,6 +94,7 @@ type Proxy struct {
 	metrics   net.Listener   // of the metrics; nil without an address, and while that is taken
 	pages     admin.Pages    // of the metrics
 	totals    admin.Carried
+	refusals  refusals
 	sync      *admin.Sync     // nil without metrics
 	past      *conntrack.Past // nil when none is kept
 	admin     *socket.Server  // nil when it is off

@@ -23,7 +23,8 @@ func newFailuresCommand() *cobra.Command {
 		Use:   "failures",
 		Short: "List the last failures of endpoints",
 		Long: `Failures lists the last attempts to connect to an endpoint that failed on this node,
-and the last connections that an endpoint reset or stopped answering, newest first.
+the last connections that an endpoint reset or stopped answering, and the last packets
+of clients that were refused or dropped, newest first.
 The proxy keeps 256 for each event loop, also while nobody asks. A failed attempt is
 no failed connection: the proxy tries another endpoint.`,
 		Example: `  sluice failures

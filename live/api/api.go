@@ -72,7 +72,7 @@ type Connection struct {
 	Time       time.Time `json:"time"`
 	ID         uint64    `json:"id"`
 	State      string    `json:"state,omitempty"` // connecting or open
-	Event      string    `json:"event,omitempty"` // open; absent when the connection has ended
+	Event      string    `json:"event,omitempty"` // open or refused; absent when the connection has ended
 	Protocol   string    `json:"protocol"`
 	Path       string    `json:"path"`
 	Client     string    `json:"client"`
@@ -119,7 +119,9 @@ type Connection struct {
 	EndpointUnsent      *uint64 `json:"endpoint_unsent,omitempty"`
 	EndpointWindow      *uint64 `json:"endpoint_window,omitempty"`
 	EndpointRetransmits *uint64 `json:"endpoint_retransmits,omitempty"`
-	End                 string  `json:"end,omitempty"`
+	// Packets were refused or dropped, if Event is refused.
+	Packets uint64 `json:"packets,omitempty"`
+	End     string `json:"end,omitempty"`
 	// Verdict is in the answer of PathConnection alone.
 	Verdict *Verdict `json:"verdict,omitempty"`
 
@@ -322,7 +324,8 @@ type Failures struct {
 }
 
 // Failure is a failed attempt to connect to an endpoint, or a connection that its endpoint
-// broke: its Error is endpoint_reset or endpoint_timeout then.
+// broke: its Error is endpoint_reset or endpoint_timeout then. With Packets, it is packets
+// to VIP that were refused or dropped.
 type Failure struct {
 	Time     time.Time `json:"time"`
 	ID       uint64    `json:"id"` // of the connection
@@ -333,6 +336,8 @@ type Failure struct {
 	Node     string    `json:"node,omitempty"`
 	Error    string    `json:"error"`
 	US       int64     `json:"us"`
+	Packets  uint64    `json:"packets,omitempty"`
+	VIP      string    `json:"vip,omitempty"`
 }
 
 // Close asks to end connections. It is the body of POST PathClose.

@@ -144,7 +144,7 @@ there is no field "attemptss"; did you mean attempts?`},
 		{"end=endpoint_rest", `
 end=endpoint_rest
     ^^^^^^^^^^^^^
-"endpoint_rest" is not one of client_fin, client_reset, client_timeout, endpoint_fin, endpoint_reset, endpoint_timeout, idle, shutdown, connect_failed, no_endpoints, limit, not_admitted, responses, endpoint_gone, evicted, namespace_limit, admin, client_shutdown, client_abort, client_comm_lost, endpoint_shutdown, endpoint_abort, endpoint_comm_lost, message_too_large, no_stream, not_forwarded, proxy_header, proxy_header_timeout, proxy_not_trusted, drained, rebalanced; did you mean endpoint_reset?`},
+"endpoint_rest" is not one of client_fin, client_reset, client_timeout, endpoint_fin, endpoint_reset, endpoint_timeout, idle, shutdown, connect_failed, no_endpoints, limit, not_admitted, responses, endpoint_gone, evicted, namespace_limit, admin, client_shutdown, client_abort, client_comm_lost, endpoint_shutdown, endpoint_abort, endpoint_comm_lost, message_too_large, no_stream, not_forwarded, proxy_header, proxy_header_timeout, proxy_not_trusted, drained, rebalanced, no_local_endpoints, unknown_port, unknown_address; did you mean endpoint_reset?`},
 		{"state=open,closed", `
 state=open,closed
            ^^^^^^

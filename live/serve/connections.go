@@ -162,6 +162,9 @@ func (h *Handler) failures(r *http.Request, q *params) (any, error) {
 
 func failureOf(f *conntrack.Failure) api.Failure {
 	out := api.Failure{Time: f.At.UTC(), ID: f.ID, Client: f.Client.String(), Error: f.Reason(), US: f.Duration.Microseconds()}
+	if f.Packets > 0 {
+		out.Client, out.VIP, out.Packets = f.Client.Addr().String(), f.VIP.String(), f.Packets
+	}
 	if f.Port != nil {
 		out.Service = f.Port.Name.String()
 	}

@@ -22,6 +22,7 @@ func optionsOf(node *netns.Host) Options {
 
 func TestSteering(t *testing.T) {
 	steering.Run(t, steering.Mode{
+		Uncounted: true,
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 			r, err := New(optionsOf(node))
 			if err != nil {

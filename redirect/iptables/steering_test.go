@@ -15,6 +15,7 @@ func TestSteering(t *testing.T) {
 			return // what differs is played by the tests of this package
 		}
 		steering.Run(t, steering.Mode{
+			Uncounted: true,
 			New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 				o := opts
 				o.Routes.NetNS = node.FD()

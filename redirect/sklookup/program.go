@@ -10,7 +10,7 @@ import (
 )
 
 // load loads the program that steers by these maps.
-func load(m *maps) (*ebpf.Program, error) {
+func load(m *maps, r *refusals) (*ebpf.Program, error) {
 	spec, err := bpf.LoadSteer()
 	if err != nil {
 		return nil, err
@@ -20,7 +20,7 @@ func load(m *maps) (*ebpf.Program, error) {
 	for name, to := range map[string]*ebpf.Map{
 		bpf.SteerMapDestinations4: m.destinations[service.IPv4], bpf.SteerMapDestinations6: m.destinations[service.IPv6],
 		bpf.SteerMapRanges4: m.ranges[service.IPv4], bpf.SteerMapRanges6: m.ranges[service.IPv6],
-		bpf.SteerMapSockets: m.sockets,
+		bpf.SteerMapSockets: m.sockets, bpf.SteerMapRefusals: r.each, bpf.SteerMapRefused: r.totals,
 	} {
 		if err := program.Instructions.AssociateMap(name, to); err != nil {
 			return nil, err

@@ -100,6 +100,7 @@ type Redirector struct {
 	answers  redirect.Replies // never changes
 	ingress  *ingress         // nil where answers are found by ports
 	silent   silence
+	refusals *refusals
 	link     *link.NetNsLink // nil before the first Apply
 	pin      pin             // of the link
 	tables   *tables         // that the attached program looks into
@@ -110,7 +111,10 @@ type Redirector struct {
 	linked   bool // ingress is where it has to be
 }
 
-var _ redirect.Redirector = (*Redirector)(nil)
+var (
+	_ redirect.Redirector = (*Redirector)(nil)
+	_ redirect.Counter    = (*Redirector)(nil)
+)
 
 // New gets ready to steer and changes nothing in the network namespace but for
 // sockets. It tells what the kernel or the process lacks by a
@@ -124,6 +128,7 @@ func New(opts Options) (*Redirector, error) {
 	}
 	r := &Redirector{opts: opts, silent: silent}
 	if err := r.probe(); err != nil {
+		r.refusals.close()
 		silent.close()
 		return nil, err
 	}
@@ -198,7 +203,23 @@ func (r *Redirector) release() {
 		r.ingress.close()
 	}
 	r.silent.close()
+	r.refusals.close()
 	r.pin.close()
+}
+
+// Refused returns what the program has refused and dropped, and Options.Beside with it; see
+// [redirect.Counter].
+func (r *Redirector) Refused() (redirect.Refused, error) {
+	own, err := r.refusals.take()
+	if r.beside == nil {
+		return own, err
+	}
+	counter, is := r.beside.Beside.(redirect.Counter)
+	if !is {
+		return own, err
+	}
+	more, besideErr := counter.Refused()
+	return own.With(more), errors.Join(err, besideErr)
 }
 
 // Changed tells when Verify should be called; see [redirect.Redirector].
@@ -210,8 +231,11 @@ func (r *Redirector) Changed() <-chan struct{} {
 }
 
 // probe has the kernel judge the program, with maps of the smallest size.
-func (r *Redirector) probe() error {
-	t, err := newTables(1, int(firstSlot))
+func (r *Redirector) probe() (err error) {
+	if r.refusals, err = unlocked(newRefusals); err != nil {
+		return err
+	}
+	t, err := newTables(1, int(firstSlot), r.refusals)
 	if err != nil {
 		return err
 	}
@@ -294,7 +318,7 @@ func (r *Redirector) fill(p *redirect.Plan, c *redirect.Changes) error {
 // refill fills new tables and replaces the program by one that uses them, in one
 // step.
 func (r *Redirector) refill(p *redirect.Plan) error {
-	t, err := newTables(r.opts.MaxDestinations, r.opts.MaxSockets)
+	t, err := newTables(r.opts.MaxDestinations, r.opts.MaxSockets, r.refusals)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,8 @@ func TestSteeringBesideNFTables(t *testing.T) {
 				table, tableErr := tproxy.Cleanup(besideOptions(node))
 				return append(pins, table...), errors.Join(err, tableErr)
 			},
-			Renumbers: true, // generations of sets
+			NonLocalUncounted: true,
+			Renumbers:         true, // generations of sets
 		}
 	})
 }

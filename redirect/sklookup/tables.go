@@ -20,22 +20,27 @@ type tables struct {
 	slots   slots
 }
 
-// newTables makes empty ones.
-func newTables(destinations, sockets int) (*tables, error) {
-	m, err := newMaps(destinations, sockets)
-	if errors.Is(err, syscall.EPERM) && sys.LiftLockedMemoryLimit() == nil {
-		// Before Linux 5.11, maps are locked memory.
-		m, err = newMaps(destinations, sockets)
-	}
+// newTables makes empty ones, whose program counts in r.
+func newTables(destinations, sockets int, r *refusals) (*tables, error) {
+	m, err := unlocked(func() (*maps, error) { return newMaps(destinations, sockets) })
 	if err != nil {
-		return nil, explain(err, FeatureBPFCall)
+		return nil, err
 	}
-	program, err := load(m)
+	program, err := load(m, r)
 	if err != nil {
 		m.close()
 		return nil, explain(fmt.Errorf("the sk_lookup program: %w", err), FeatureSkLookup)
 	}
 	return &tables{maps: m, program: program}, nil
+}
+
+// unlocked makes maps by open. Before Linux 5.11, they are locked memory, whose limit may be too low.
+func unlocked[M any](open func() (M, error)) (M, error) {
+	m, err := open()
+	if errors.Is(err, syscall.EPERM) && sys.LiftLockedMemoryLimit() == nil {
+		m, err = open()
+	}
+	return m, explain(err, FeatureBPFCall)
 }
 
 func (t *tables) close() {

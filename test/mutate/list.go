@@ -348,6 +348,17 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise4_PortWhosePolicyLeavesNoneHereDrops/sklookup-nftables",
 	},
 
+	{
+		name: "refusals-untold", what: "what is refused or dropped is a total and nothing more",
+		file: "node/refusals.go", old: "p.conntrack.Refuse(list, more,", new: "p.conntrack.Refuse(nil, more+listed,",
+		pkg: "test/e2e", test: "TestRefusalsAreTold",
+	},
+	{
+		name: "refusals-told-again", what: "refusals of sk_lookup are told each second again",
+		file: "redirect/sklookup/refusals.go", old: "r.each.BatchLookupAndDelete(", new: "r.each.BatchLookup(",
+		pkg: "redirect/sklookup", test: "TestSteering/without_pins/refusals_are_counted",
+	},
+
 	// Promise 5: each connection leaves exactly one record.
 	{
 		name: "record-missing", what: "connections that the stop cuts leave no record",

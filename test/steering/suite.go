@@ -43,6 +43,10 @@ type Mode struct {
 	// Renumbers: a process that takes over from a killed one creates objects
 	// again, with other numbers in the kernel.
 	Renumbers bool
+	// NonLocalUncounted: what is sent to non-local addresses is not counted.
+	NonLocalUncounted bool
+	// Uncounted: what is refused and dropped is not counted.
+	Uncounted bool
 }
 
 // Run plays all scenes.
@@ -52,6 +56,7 @@ func Run(t *testing.T, m Mode) {
 	t.Run("clients' own addresses", func(t *testing.T) { clientAddresses(t, m) })
 	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
 	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
+	t.Run("refusals are counted", func(t *testing.T) { refusals(t, m) })
 	t.Run("killed", func(t *testing.T) { killed(t, m) })
 }
 

@@ -18,6 +18,8 @@
 
 // The slot of what is refused. No socket is in it.
 #define REFUSED 0
+// The last slot of sockets that drop everything.
+#define LAST_SILENT 4
 
 // Destinations and ranges of addresses lead to slots of sockets. Ports and protocols are in
 // the host's byte order.
@@ -62,6 +64,79 @@ struct {
 	__type(value, __u64);
 } sockets SEC(".maps");
 
+// Why a packet is refused or dropped: redirect.Reason.
+enum reason {
+	NO_ENDPOINTS,       // the destination is refused
+	NO_LOCAL_ENDPOINTS, // it is silent
+	UNKNOWN_PORT,       // the range of one cluster IP is refused
+	UNKNOWN_ADDRESS,    // a range is silent
+	REASONS,
+};
+
+// refusal is who sent to what, and why in vain. IPv4 addresses are mapped into IPv6.
+struct refusal {
+	__be32 client[4], addr[4];
+	__u16 port;
+	__u8 protocol, reason;
+};
+
+// The packets of each refusal until the process reads them. It forgets the oldest one if there
+// are too many.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct refusal);
+	__type(value, __u64);
+} refusals SEC(".maps");
+
+// All packets, by reason.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} refused SEC(".maps");
+
+// LOAD loads a word of ctx at a constant offset, as the verifier wants it. The compiler would
+// share one load for IPv4 and IPv6, at a computed address.
+#define LOAD(ctx, field)                                                              \
+	({                                                                            \
+		__u32 word;                                                           \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                                 \
+			     : "=r"(word)                                             \
+			     : "r"(ctx), "i"(offsetof(struct bpf_sk_lookup, field))); \
+		word;                                                                 \
+	})
+
+// count counts a packet that is refused or dropped.
+static __always_inline void count(struct bpf_sk_lookup *ctx, __u32 reason)
+{
+	__u64 one = 1, *packets = bpf_map_lookup_elem(&refused, &reason);
+
+	if (packets)
+		(*packets)++;
+	struct refusal key = {.port = ctx->local_port, .protocol = ctx->protocol, .reason = reason};
+	if (ctx->family == AF_INET) {
+		key.client[2] = key.addr[2] = bpf_htonl(0xffff);
+		key.client[3] = LOAD(ctx, remote_ip4);
+		key.addr[3] = LOAD(ctx, local_ip4);
+	} else {
+		key.client[0] = LOAD(ctx, remote_ip6[0]);
+		key.client[1] = LOAD(ctx, remote_ip6[1]);
+		key.client[2] = LOAD(ctx, remote_ip6[2]);
+		key.client[3] = LOAD(ctx, remote_ip6[3]);
+		key.addr[0] = LOAD(ctx, local_ip6[0]);
+		key.addr[1] = LOAD(ctx, local_ip6[1]);
+		key.addr[2] = LOAD(ctx, local_ip6[2]);
+		key.addr[3] = LOAD(ctx, local_ip6[3]);
+	}
+	packets = bpf_map_lookup_elem(&refusals, &key);
+	if (packets)
+		__sync_fetch_and_add(packets, 1);
+	else
+		bpf_map_update_elem(&refusals, &key, &one, BPF_ANY);
+}
+
 // steer runs for each SYN and each UDP datagram that is delivered locally and belongs to no
 // connected socket. What is for the host itself costs one miss in a hash and one in a trie.
 // SK_DROP refuses with a reset, or ICMP port unreachable (F9); SK_PASS goes on with the
@@ -90,6 +165,8 @@ int steer(struct bpf_sk_lookup *ctx)
 	if (!found && !range)
 		return SK_PASS;
 	__u32 slot = found ? *found : *range;
+	if (slot <= LAST_SILENT)
+		count(ctx, (found ? NO_ENDPOINTS : UNKNOWN_PORT) + (slot != REFUSED));
 	if (slot == REFUSED)
 		return SK_DROP;
 	// A range that is silent names the slot for TCP; the one for UDP is next.

@@ -39,6 +39,15 @@ type SteerRange6 struct {
 	Addr [4]uint32
 }
 
+type SteerRefusal struct {
+	_        structs.HostLayout
+	Client   [4]uint32
+	Addr     [4]uint32
+	Port     uint16
+	Protocol uint8
+	Reason   uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -47,6 +56,8 @@ const (
 	SteerMapDestinations6 = "destinations6"
 	SteerMapRanges4       = "ranges4"
 	SteerMapRanges6       = "ranges6"
+	SteerMapRefusals      = "refusals"
+	SteerMapRefused       = "refused"
 	SteerMapSockets       = "sockets"
 	SteerProgMarkAnswers  = "mark_answers"
 	SteerProgSteer        = "steer"
@@ -109,6 +120,8 @@ type SteerMapSpecs struct {
 	Destinations6 *ebpf.MapSpec `ebpf:"destinations6"`
 	Ranges4       *ebpf.MapSpec `ebpf:"ranges4"`
 	Ranges6       *ebpf.MapSpec `ebpf:"ranges6"`
+	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
+	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
 }
 
@@ -145,6 +158,8 @@ type SteerMaps struct {
 	Destinations6 *ebpf.Map `ebpf:"destinations6"`
 	Ranges4       *ebpf.Map `ebpf:"ranges4"`
 	Ranges6       *ebpf.Map `ebpf:"ranges6"`
+	Refusals      *ebpf.Map `ebpf:"refusals"`
+	Refused       *ebpf.Map `ebpf:"refused"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
 }
 
@@ -154,6 +169,8 @@ func (m *SteerMaps) Close() error {
 		m.Destinations6,
 		m.Ranges4,
 		m.Ranges6,
+		m.Refusals,
+		m.Refused,
 		m.Sockets,
 	)
 }

@@ -38,6 +38,10 @@ func Line(c *api.Connection) string {
 		add(" ", c.Protocol)
 	}
 	add(" ", printable.Name(c.Service))
+	if c.Event == "refused" {
+		fmt.Fprintf(&b, " | %d packets refused | %s", c.Packets, c.End)
+		return b.String()
+	}
 	if c.ConnectUS != nil || len(c.Failed) < c.Attempts {
 		add(" -> ", c.Endpoint)
 		add(" ", podName(c.Pod))

@@ -1,6 +1,8 @@
 package show
 
 import (
+	"cmp"
+	"fmt"
 	"io"
 	"time"
 
@@ -14,7 +16,11 @@ func Failures(out io.Writer, all []api.Failure, now time.Time) error {
 	t := NewTable(out, "AGE", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "AFTER", "CLIENT")
 	for i := range all {
 		f := &all[i]
-		err := t.Row(amount.Duration(max(now.Sub(f.Time), 0)), dash(f.Service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error), us(f.US), dash(f.Client))
+		service, after := f.Service, us(f.US)
+		if f.Packets > 0 { // refused or dropped
+			service, after = cmp.Or(service, f.VIP), fmt.Sprintf("%d packets", f.Packets)
+		}
+		err := t.Row(amount.Duration(max(now.Sub(f.Time), 0)), dash(service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error), after, dash(f.Client))
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// turnedAway is a client's attempt that no endpoint may see, and what is told of it.
+type turnedAway struct {
+	to, service, reason string
+}
+
+// TestRefusalsAreTold: what is refused or dropped is a metric by reason, a line of sluice tap
+// and sluice failures with client, Service and reason, and a record where a flag asks for it.
+func TestRefusalsAreTold(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	web := webOn(lab)
+	none, elsewhere := web, web
+	none.name, none.vips, none.endpoints = "none", []string{"10.96.0.11", "fd00:96::11"}, nil
+	elsewhere.name, elsewhere.vips, elsewhere.local = "elsewhere", []string{"10.96.0.12", "fd00:96::12"}, true
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{web, none, elsewhere}, "--access-log-refusals", "--service-cidr", "10.96.0.0/16,fd00:96::/112")
+	records := tap(t, lab)
+	if v := ask(lab.Client, addresses(80, vip4)[0]); v.err != nil {
+		t.Fatal(v.err)
+	}
+	if r := tapped(t, records); r.Event != "" {
+		t.Errorf("a connection that was served: %+v", r)
+	}
+	for _, c := range []turnedAway{
+		{"10.96.0.11:80", "default/none:http", "no_endpoints"},
+		{"[fd00:96::11]:80", "default/none:http", "no_endpoints"},
+		{"10.96.0.12:80", "default/elsewhere:http", "no_local_endpoints"},
+		{vip4 + ":81", "", "unknown_port"},
+		{"10.96.7.7:80", "", "unknown_address"},
+	} {
+		before := refusedPackets(t, p, c.reason)
+		turnAway(lab.Client, c.to)
+		r := tapped(t, records)
+		if got := (turnedAway{r.VIP.String(), r.Service, r.End}); r.Event != "refused" || got != c || r.Client.Addr() != lab.Client.IPv4 && r.Client.Addr() != lab.Client.IPv6 {
+			t.Errorf("sluice tap says %s of %s to %v, want %v", r.Event, r.Client, got, c)
+		}
+		if after := refusedPackets(t, p, c.reason); after <= before {
+			t.Errorf("%s: %v packets, %v before", c.reason, after, before)
+		}
+		wantListed(t, lab, c)
+	}
+	p.stop()
+	written := 0
+	for _, r := range p.records() {
+		if strings.HasPrefix(r.End, "no_") || strings.HasPrefix(r.End, "unknown_") {
+			written++
+		}
+	}
+	if written < 5 {
+		t.Errorf("%d records of refusals", written)
+	}
+}
+
+// turnAway connects, and ends when it is refused or not answered.
+func turnAway(from *netns.Host, to string) {
+	_ = from.Do(func() error {
+		c, err := net.DialTimeout("tcp", to, 300*time.Millisecond)
+		if err == nil {
+			_ = c.Close()
+		}
+		return nil
+	})
+}
+
+func refusedPackets(t *testing.T, p *proxy, reason string) float64 {
+	t.Helper()
+	m, err := p.metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sumOf(m, "sluice_refused_packets_total", fmt.Sprintf("reason=%q", reason))
+}
+
+// wantListed expects sluice failures to begin with a refusal.
+func wantListed(t *testing.T, lab *netns.Lab, c turnedAway) {
+	t.Helper()
+	wait.For(t, "sluice failures lists it", startTimeout, func() error {
+		out, err := sluice(t, lab, "failures", "--limit", "1", "-o", "json")
+		if err != nil {
+			return err
+		}
+		var f api.Failure
+		if err := json.Unmarshal([]byte(out), &f); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		if got := (turnedAway{f.VIP, f.Service, f.Error}); got != c || f.Packets == 0 {
+			return fmt.Errorf("%+v", f)
+		}
+		return nil
+	})
+}
