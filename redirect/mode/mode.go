@@ -159,6 +159,16 @@ func (c *Core) Verify() (repaired bool, err error) {
 	return repaired, cmp.Or(err, failed)
 }
 
+// Locked calls f, which may read what the Steps change, unless the Core is closed.
+func (c *Core) Locked(f func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.steps == nil || !c.applied {
+		return nil
+	}
+	return f()
+}
+
 // Close takes everything of ours out of the kernel, the routes first, and gives
 // the sockets back. Closing twice is the same as once.
 func (c *Core) Close() error {

@@ -120,8 +120,7 @@ func TestSteeringBesideNFTables(t *testing.T) {
 				table, tableErr := tproxy.Cleanup(besideOptions(node))
 				return append(pins, table...), errors.Join(err, tableErr)
 			},
-			NonLocalUncounted: true,
-			Renumbers:         true, // generations of sets
+			Renumbers: true, // generations of sets
 		}
 	})
 }

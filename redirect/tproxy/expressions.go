@@ -21,6 +21,7 @@ const (
 	portDestination = 2
 
 	// From linux/netfilter/nf_tables.h.
+	dynsetAdd            = 0 // NFT_DYNSET_OP_ADD
 	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
 	rejectWithICMPX      = 2 // NFT_REJECT_ICMPX_UNREACH
 	icmpxPortUnreachable = 1 // NFT_REJECT_ICMPX_PORT_UNREACH
@@ -61,6 +62,18 @@ func loadFlowKey(v version) []expr.Any {
 		&expr.Payload{DestRegister: f.regFlow[1], Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
 		&expr.Payload{DestRegister: f.regFlow[2], Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
 	}
+}
+
+// count counts the packet by client and destination. Where the set is full, the rule ends.
+func count(v version, set string) []expr.Any {
+	f := families[v]
+	return slices.Concat(isFamily(v), []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.addrLen},
+		&expr.Payload{DestRegister: f.regCounted[0], Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.regCounted[1]},
+		&expr.Payload{DestRegister: f.regCounted[2], Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
+		&expr.Dynset{SrcRegKey: regKey, SetName: set, Operation: dynsetAdd, Timeout: countedFor, Exprs: []expr.Any{&expr.Counter{}}},
+	})
 }
 
 func found(set string) []expr.Any {

@@ -415,7 +415,7 @@ func (f *filter) matches(p *redirect.Plan) (bool, error) {
 		return false, err
 	}
 	want := f.planElements(p)
-	for k := range kinds {
+	for k := range counted { // the kernel fills that one
 		for v := range versions {
 			if same, err := f.setMatches(setName(k, v, f.generation), want[k][v]); !same {
 				return false, err

@@ -2,6 +2,7 @@ package tproxy
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,6 +30,9 @@ const (
 	attrElemKey      = 1
 	attrElemData     = 2
 	attrElemFlags    = 3
+	attrElemExpr     = 7
+	attrExprData     = 2
+	attrCountPackets = 2
 	attrDataValue    = 1
 	attrGenID        = 1
 
@@ -184,7 +188,8 @@ func (r *reader) frame(table string) ([]byte, error) {
 // element is one element of a set or map.
 type element struct {
 	key, value string
-	end        bool // the end of an interval
+	end        bool   // the end of an interval
+	packets    uint64 // of its counter; 0 without one
 }
 
 // elements reads a set; one that does not exist has none.
@@ -205,6 +210,10 @@ func (r *reader) elements(table, set string) ([]element, error) {
 			}
 			flags, _ := kernel.Number(kernel.Attribute(b, attrElemFlags))
 			e.end = flags&elemIntervalEnd != 0
+			counter := kernel.Attribute(kernel.Attribute(b, attrElemExpr), attrExprData)
+			if packets := kernel.Attribute(counter, attrCountPackets); len(packets) == 8 {
+				e.packets = binary.BigEndian.Uint64(packets)
+			}
 			list = append(list, e)
 		}
 	}

@@ -77,7 +77,9 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
 //	                  as the fourth of to4, with @take4 and meta mark set meta mark | 0x1000
 //	                  ip daddr . meta l4proto . th dport map @take4 goto refuse
-//	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
+//	chain refuse:     tcp flags & (syn | ack) == syn add @counted4 { ip saddr . ip daddr . meta l4proto . th dport timeout 1m counter }
+//	                  meta l4proto udp likewise
+//	                  meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
 //	                  meta l4proto udp reject with icmpx port-unreachable
 //	                  socket transparent 1 notrack accept
 //	                  meta l4proto tcp reject with tcp reset
@@ -165,6 +167,13 @@ func makeRules(generation int, n numbers) []rule {
 		}
 		rules = append(rules, rulesIn(v, generation, n)...)
 		rules = append(rules, rulesOut(v, generation, n)...)
+	}
+	for _, chain := range []string{chainRefuse, chainSilence, chainTurn} {
+		for v := range versions {
+			for _, opening := range [][]expr.Any{isOpeningTCP(), isProtocol(syscall.IPPROTO_UDP)} {
+				rules = append(rules, newRule(chain, opening, count(v, setName(counted, v, generation))))
+			}
+		}
 	}
 	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
 	rules = append(rules, newRule(chainSilence, isINIT(), []expr.Any{drop}))

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -30,10 +31,11 @@ const (
 	own                 // set of address . protocol . port of sockets of ours
 	ownPort             // set of the ports of these, which the kernel keeps as bits
 	node                // set of the node's own addresses
+	counted             // set of client . VIP . protocol . port of packets that are refused or dropped, which the kernel fills
 	kinds
 )
 
-var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport", "node"}
+var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport", "node", "counted"}
 
 // version is the Internet Protocol's; it indexes families.
 type version = service.Family
@@ -50,12 +52,13 @@ var families = [versions]struct {
 	regProtocol  uint32 // the registers after the address
 	regPort      uint32
 	regFlow      [3]uint32 // those after the first address of a flow
+	regCounted   [3]uint32 // those after the client's address of what is counted
 	icmp         byte
 	addrType     nftables.SetDatatype
 	listen       []byte
 }{
-	{"ip", "4", syscall.AF_INET, 4, 12, 16, 9, 10, [3]uint32{9, 10, 11}, syscall.IPPROTO_ICMP, nftables.TypeIPAddr, redirect.ListenIPv4.AsSlice()},
-	{"ip6", "6", syscall.AF_INET6, 16, 8, 24, 12, 13, [3]uint32{12, 13, 17}, syscall.IPPROTO_ICMPV6, nftables.TypeIP6Addr, redirect.ListenIPv6.AsSlice()},
+	{"ip", "4", syscall.AF_INET, 4, 12, 16, 9, 10, [3]uint32{9, 10, 11}, [3]uint32{9, 10, 11}, syscall.IPPROTO_ICMP, nftables.TypeIPAddr, redirect.ListenIPv4.AsSlice()},
+	{"ip6", "6", syscall.AF_INET6, 16, 8, 24, 12, 13, [3]uint32{12, 13, 17}, [3]uint32{12, 16, 17}, syscall.IPPROTO_ICMPV6, nftables.TypeIP6Addr, redirect.ListenIPv6.AsSlice()},
 }
 
 // Registers: 1 holds the key (an IPv4 address fills the first quarter of it, so
@@ -143,6 +146,10 @@ func generationOf(name string) (generation int, ok bool) {
 // else's of the same name.
 const mark = "made by sluice"
 
+// countedFor is how long a client and a destination are counted after their first packet.
+// Verify and refusals do not rely on it.
+const countedFor = time.Minute
+
 // makeSet describes a set, for creating it or its elements.
 func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables.Set {
 	s := &nftables.Set{
@@ -166,6 +173,9 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 		s.Interval = true
 	case ownPort:
 		s.KeyType = nftables.TypeInetService
+	case counted:
+		s.KeyType = nftables.MustConcatSetType(families[v].addrType, families[v].addrType, nftables.TypeInetProto, nftables.TypeInetService)
+		s.Dynamic, s.HasTimeout, s.Timeout, s.Size = true, true, countedFor, redirect.MaxRefusals
 	case cluster, foreign, node:
 	}
 	return s

@@ -13,7 +13,6 @@ import (
 func TestSteering(t *testing.T) {
 	optionsOf := func(node *netns.Host) Options { return Options{Routes: route.Options{NetNS: node.FD()}} }
 	steering.Run(t, steering.Mode{
-		Uncounted: true,
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 			r, err := New(optionsOf(node))
 			if err != nil {

@@ -112,9 +112,13 @@ type Redirector struct {
 	answers  redirect.Replies // never changes
 	tracking *redirect.Tracking
 	outlived atomic.Bool
+	refusals refusals
 }
 
-var _ redirect.Redirector = (*Redirector)(nil)
+var (
+	_ redirect.Redirector = (*Redirector)(nil)
+	_ redirect.Counter    = (*Redirector)(nil)
+)
 
 // New gets ready to steer and changes nothing in the kernel. It tells what the
 // kernel or the process lacks by a *redirect.MissingError, and that somebody else

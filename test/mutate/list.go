@@ -358,6 +358,16 @@ var promises = []mutation{
 		file: "redirect/sklookup/refusals.go", old: "r.each.BatchLookupAndDelete(", new: "r.each.BatchLookup(",
 		pkg: "redirect/sklookup", test: "TestSteering/without_pins/refusals_are_counted",
 	},
+	{
+		name: "refusals-read-as-damage", what: "what nftables has counted is taken for somebody's change, and repaired",
+		file: "redirect/tproxy/filter.go", old: "for k := range counted { // the kernel fills that one", new: "for k := range kinds {",
+		pkg: "redirect/tproxy", test: "TestCountsAreNoDamage",
+	},
+	{
+		name: "refusals-told-twice", what: "refusals of nftables are told each second again",
+		file: "redirect/tproxy/refusals.go", old: "before := r.seen[e.key]", new: "before := uint64(0)",
+		pkg: "redirect/tproxy", test: "TestSteering/refusals_are_counted",
+	},
 
 	// Promise 5: each connection leaves exactly one record.
 	{
