@@ -30,6 +30,7 @@ func setGC(value int) {
 func letGo(c service.Change) {
 	clear(c.Services)
 	clear(c.EndpointSlices)
+	clear(c.Slices)
 	runtime.GC()
 }
 

@@ -45,6 +45,7 @@ func (k ObjectKey) String() string {
 type Change struct {
 	Services       []*corev1.Service
 	EndpointSlices []*discoveryv1.EndpointSlice
+	Slices         []*Slice // further EndpointSlices
 	Nodes          []*corev1.Node
 	ServiceCIDRs   []*networkingv1.ServiceCIDR
 	Deleted        []ObjectKey
@@ -65,6 +66,8 @@ func (c *Change) Put(k ObjectKey, object metav1.Object) {
 		c.Services = append(c.Services, o)
 	case *discoveryv1.EndpointSlice:
 		c.EndpointSlices = append(c.EndpointSlices, o)
+	case *Slice:
+		c.Slices = append(c.Slices, o)
 	case *corev1.Node:
 		c.Nodes = append(c.Nodes, o)
 	case *networkingv1.ServiceCIDR:
@@ -74,5 +77,5 @@ func (c *Change) Put(k ObjectKey, object metav1.Object) {
 
 // Empty reports whether the change contains nothing.
 func (c *Change) Empty() bool {
-	return c.Host == nil && len(c.Services)+len(c.EndpointSlices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
+	return c.Host == nil && len(c.Services)+len(c.EndpointSlices)+len(c.Slices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
 }

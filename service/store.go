@@ -149,6 +149,9 @@ func (s *Store) take(c Change, u *update) {
 		name := Name{Namespace: es.Namespace, Name: es.Name}
 		s.setSlice(name, parseSlice(es, &s.options), u)
 	}
+	for _, es := range c.Slices {
+		s.setSlice(Name{Namespace: es.Namespace, Name: es.Name}, es.parsed, u)
+	}
 	for _, n := range c.Nodes {
 		node, problems := parseNode(n)
 		u.nodes[n.Name] = &node

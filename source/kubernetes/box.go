@@ -17,7 +17,9 @@ type box[T any, P interface {
 	*T
 	metav1.Object
 }] struct {
-	trim func(P)
+	// read returns what to pass on of an object that the API server sent. It also takes
+	// what it has returned.
+	read func(any) (P, bool)
 	// put passes on an object; nil means that the object was deleted.
 	put func(service.Name, P)
 	// listed is called after each list, with the number of objects that were
@@ -35,16 +37,27 @@ type edition struct{ version, uid string }
 func newBox[T any, P interface {
 	*T
 	metav1.Object
-}](trim func(P), put func(service.Name, P), listed func(changed int)) *box[T, P] {
-	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]edition)}
+}](read func(any) (P, bool), put func(service.Name, P), listed func(changed int)) *box[T, P] {
+	return &box[T, P]{read: read, put: put, listed: listed, known: make(map[service.Name]edition)}
 }
 
-// Transformer implements cache.TransformingStore: it trims each object when it is
-// decoded, so that memory never holds a whole untrimmed list.
+// trimmed reads objects by a function that empties the fields that nobody reads.
+func trimmed[P any](trim func(P)) func(any) (P, bool) {
+	return func(object any) (P, bool) {
+		p, ok := object.(P)
+		if ok {
+			trim(p)
+		}
+		return p, ok
+	}
+}
+
+// Transformer implements cache.TransformingStore: it reads each object when it is
+// decoded, so that memory never holds a whole list of what the server sent.
 func (b *box[T, P]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
-		if p, ok := object.(P); ok {
-			b.trim(p)
+		if p, ok := b.read(object); ok {
+			return p, nil
 		}
 		return object, nil
 	}
@@ -55,33 +68,29 @@ func nameOf(o metav1.Object) service.Name {
 	return service.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-func (b *box[T, P]) object(object any) (P, error) {
-	p, ok := object.(P)
-	if !ok {
-		return nil, fmt.Errorf("a %T came where %T was expected", object, p)
-	}
-	return p, nil
-}
-
 // set passes an object on, unless it has done so already, and reports whether it
 // did.
-func (b *box[T, P]) set(p P) bool {
-	name, this := nameOf(p), edition{p.GetResourceVersion(), string(p.GetUID())}
-	if known, ok := b.known[name]; ok && known == this && this.version != "" {
-		return false
+func (b *box[T, P]) set(object any) (name service.Name, did bool, err error) {
+	o, ok := object.(metav1.Object)
+	if !ok {
+		return name, false, fmt.Errorf("a %T came, which is no object", object)
 	}
-	b.trim(p)
+	name, this := nameOf(o), edition{o.GetResourceVersion(), string(o.GetUID())}
+	if known, ok := b.known[name]; ok && known == this && this.version != "" {
+		return name, false, nil
+	}
+	p, ok := b.read(object)
+	if !ok {
+		return name, false, fmt.Errorf("a %T came where %T was expected", object, p)
+	}
 	b.known[name] = this
 	b.put(name, p)
-	return true
+	return name, true, nil
 }
 
 // Add implements cache.ReflectorStore.
 func (b *box[T, P]) Add(object any) error {
-	p, err := b.object(object)
-	if err == nil {
-		b.set(p)
-	}
+	_, _, err := b.set(object)
 	return err
 }
 
@@ -90,11 +99,12 @@ func (b *box[T, P]) Update(object any) error { return b.Add(object) }
 
 // Delete implements cache.ReflectorStore.
 func (b *box[T, P]) Delete(object any) error {
-	p, err := b.object(object)
-	if err == nil {
-		b.forget(nameOf(p))
+	o, ok := object.(metav1.Object)
+	if !ok {
+		return fmt.Errorf("a %T is gone, which is no object", object)
 	}
-	return err
+	b.forget(nameOf(o))
+	return nil
 }
 
 func (b *box[T, P]) forget(name service.Name) {
@@ -109,12 +119,12 @@ func (b *box[T, P]) forget(name service.Name) {
 func (b *box[T, P]) Replace(objects []any, _ string) error {
 	changed, there := 0, make(map[service.Name]struct{}, len(objects))
 	for _, object := range objects {
-		p, err := b.object(object)
+		name, did, err := b.set(object)
 		if err != nil {
 			return err
 		}
-		there[nameOf(p)] = struct{}{}
-		if b.set(p) {
+		there[name] = struct{}{}
+		if did {
 			changed++
 		}
 	}

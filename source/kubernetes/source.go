@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -104,7 +105,7 @@ func (s *Source) addServices() <-chan struct{} {
 	if proxyName != "" {
 		w.selector.labels = proxyNameLabel + "=" + proxyName // A1.2
 	}
-	w.into = newBox(trimService, func(name service.Name, svc *corev1.Service) {
+	w.into = newBox(trimmed(trimService), func(name service.Name, svc *corev1.Service) {
 		s.serviceChanges.Add(1)
 		if svc != nil && svc.Labels[proxyNameLabel] != proxyName {
 			s.topology.note(name, nil)
@@ -118,25 +119,49 @@ func (s *Source) addServices() <-chan struct{} {
 
 func (s *Source) addSlices() <-chan struct{} {
 	w := &watcher{kind: "endpointslices", object: &discoveryv1.EndpointSlice{}, from: resource(s.client.discovery, "endpointslices"), settled: make(chan struct{})}
-	if !s.options.Names {
+	if s.options.Names {
+		w.into = sliceBox(s, trimmed(trimSlice), s.listed(w))
+	} else {
 		w.selector.labels = "!" + corev1.IsHeadlessService // A1.3
+		w.into = sliceBox(s, s.parseSlice, s.listed(w))
 	}
+	return s.add(w)
+}
+
+// parseSlice parses a slice, unless it has done so already. At the start, all slices of the
+// cluster are in memory at once, parsed or not.
+func (s *Source) parseSlice(object any) (*service.Slice, bool) {
+	if es, ok := object.(*discoveryv1.EndpointSlice); ok {
+		trimSlice(es)
+		return service.ParseSlice(es, s.options.NodeName), true
+	}
+	parsed, ok := object.(*service.Slice)
+	return parsed, ok
+}
+
+func sliceBox[T any, P interface {
+	*T
+	metav1.Object
+}](s *Source, read func(any) (P, bool), listed func(int)) *box[T, P] {
 	triggers := newTriggers()
-	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
+	return newBox(read, func(name service.Name, slice P) {
 		s.sliceChanges.Add(1)
+		text := ""
+		if slice != nil {
+			text = slice.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]
+		}
 		var since []time.Time
-		if at, ok := triggers.next(name, slice); ok && at.After(s.started) {
+		if at, ok := triggers.next(name, text); ok && at.After(s.started) {
 			since = append(since, at)
 		}
 		put(s.feed, service.KindEndpointSlice, name, slice, since...)
-	}, s.listed(w))
-	return s.add(w)
+	}, listed)
 }
 
 func (s *Source) addNode() <-chan struct{} {
 	w := &watcher{kind: "nodes", optional: true, object: &corev1.Node{}, from: resource(s.client.core, "nodes"), settled: make(chan struct{})}
 	w.selector.fields = fields.OneTermEqualSelector("metadata.name", s.options.NodeName).String()
-	w.into = newBox(trimNode, func(name service.Name, node *corev1.Node) {
+	w.into = newBox(trimmed(trimNode), func(name service.Name, node *corev1.Node) {
 		put(s.feed, service.KindNode, name, node)
 	}, s.listed(w))
 	return s.add(w)
@@ -144,7 +169,7 @@ func (s *Source) addNode() <-chan struct{} {
 
 func (s *Source) addServiceCIDRs() <-chan struct{} {
 	w := &watcher{kind: "servicecidrs", optional: true, object: &networkingv1.ServiceCIDR{}, from: resource(s.client.networking, "servicecidrs"), settled: make(chan struct{})}
-	w.into = newBox(trimServiceCIDR, func(name service.Name, cidr *networkingv1.ServiceCIDR) {
+	w.into = newBox(trimmed(trimServiceCIDR), func(name service.Name, cidr *networkingv1.ServiceCIDR) {
 		put(s.feed, service.KindServiceCIDR, name, cidr)
 	}, s.listed(w))
 	return s.add(w)

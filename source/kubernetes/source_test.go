@@ -161,9 +161,9 @@ func TestFollows(t *testing.T) {
 			f.mu.Lock()
 			first, snap := f.changes[0], f.store.Snapshot()
 			f.mu.Unlock()
-			if len(first.Services) != 1 || len(first.EndpointSlices) != 1 || len(first.Nodes) != 1 || len(first.ServiceCIDRs) != 1 {
+			if len(first.Services) != 1 || len(first.Slices) != 1 || len(first.Nodes) != 1 || len(first.ServiceCIDRs) != 1 {
 				t.Errorf("the first change holds %d services, %d slices, %d nodes, %d ServiceCIDRs; want one each",
-					len(first.Services), len(first.EndpointSlices), len(first.Nodes), len(first.ServiceCIDRs))
+					len(first.Services), len(first.Slices), len(first.Nodes), len(first.ServiceCIDRs))
 			}
 			if snap.Node.Zone() != "z1" || len(snap.ServiceCIDRs) != 1 || snap.ServiceCIDRs[0] != netip.MustParsePrefix("10.96.0.0/16") {
 				t.Errorf("zone %q, ServiceCIDRs %v", snap.Node.Zone(), snap.ServiceCIDRs)

@@ -92,7 +92,7 @@ type allNodes struct {
 func (t *topology) allNodes() allNodes {
 	w := &watcher{kind: "labels of all nodes", optional: true, object: &metav1.PartialObjectMetadata{}, settled: make(chan struct{})}
 	labels := make(map[string]map[string]string)
-	b := newBox(trimMetadata, func(name service.Name, m *metav1.PartialObjectMetadata) {
+	b := newBox(trimmed(trimMetadata), func(name service.Name, m *metav1.PartialObjectMetadata) {
 		if name.Name == t.source.options.NodeName {
 			return
 		}

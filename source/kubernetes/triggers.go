@@ -3,9 +3,6 @@ package kubernetes
 import (
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -18,14 +15,14 @@ type triggers struct {
 
 func newTriggers() *triggers { return &triggers{last: make(map[service.Name]string)} }
 
-// next returns the time of a change, unless it was seen before.
-func (t *triggers) next(name service.Name, slice *discoveryv1.EndpointSlice) (time.Time, bool) {
-	if slice == nil {
+// next returns the time of a change, unless it was seen before. text is that of the slice's
+// annotation; empty if there is none, or no slice.
+func (t *triggers) next(name service.Name, text string) (time.Time, bool) {
+	if text == "" {
 		delete(t.last, name)
 		return time.Time{}, false
 	}
-	text := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
-	if text == "" || text == t.last[name] {
+	if text == t.last[name] {
 		return time.Time{}, false
 	}
 	t.last[name] = text

@@ -66,11 +66,14 @@ func full() service.Change {
 
 func TestTrimKeepsWhatTheModelReads(t *testing.T) {
 	whole, trimmed := full(), full()
+	source := &Source{options: Options{NodeName: "a"}}
+	var slice any = trimmed.EndpointSlices[0]
 	for range 2 { // twice is as good as once
 		for _, svc := range trimmed.Services {
 			trimService(svc)
 		}
-		trimSlice(trimmed.EndpointSlices[0])
+		parsed, _ := source.parseSlice(slice)
+		slice, trimmed.EndpointSlices, trimmed.Slices = parsed, nil, []*service.Slice{parsed}
 		trimNode(trimmed.Nodes[0])
 		trimServiceCIDR(trimmed.ServiceCIDRs[0])
 	}
@@ -99,4 +102,24 @@ func TestTrimKeepsWhatTheModelReads(t *testing.T) {
 	if trimmed.Services[0].Spec.Selector != nil || trimmed.Services[0].ManagedFields != nil || trimmed.Nodes[0].Status.Images != nil {
 		t.Error("what nobody reads was kept")
 	}
+}
+
+// At the start, no API object of a slice stays in memory: a list of a million endpoints would
+// take more than everything that is kept.
+func TestSlicesAreParsedWhenTheyAreDecoded(t *testing.T) {
+	client, err := Connect(Connection{Master: "http://192.0.2.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range New(client, Options{NodeName: "a"}).watchers {
+		if w.kind != "endpointslices" {
+			continue
+		}
+		got, err := w.into.Transformer()(full().EndpointSlices[0])
+		if _, ok := got.(*service.Slice); !ok || err != nil {
+			t.Errorf("a decoded slice is kept as a %T, %v", got, err)
+		}
+		return
+	}
+	t.Error("nothing watches EndpointSlices")
 }

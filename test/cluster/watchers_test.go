@@ -140,7 +140,7 @@ each change: %.1f us of CPU, %.0f B sent; the change itself costs %.2f ms`, n,
 // instance counts the slices that a source was told of.
 type instance struct{ slices atomic.Int64 }
 
-func (i *instance) apply(c service.Change) { i.slices.Add(int64(len(c.EndpointSlices))) }
+func (i *instance) apply(c service.Change) { i.slices.Add(int64(len(c.Slices))) }
 
 func missing(all []instance, want int) error {
 	for i := range all {

@@ -630,6 +630,11 @@ var promises = []mutation{
 
 	// The API server and the configuration file.
 	{
+		name: "slices-piled-up", what: "a start keeps all slices as API objects until the last one has come",
+		file: "source/kubernetes/box.go", old: "return p, nil\n", new: "_ = p\n\t\t\treturn object, nil\n",
+		pkg: "source/kubernetes", test: "TestSlicesAreParsedWhenTheyAreDecoded",
+	},
+	{
 		name: "token-dropped", what: "--master is asked without the token of the pod",
 		file: "source/kubernetes/client.go", old: "config.Host = c.Master\n", new: "config.Host, config.BearerToken = c.Master, \"\"\n",
 		pkg: "source/kubernetes", test: "TestMasterGetsTheTokenOfThePod",
