@@ -44,7 +44,7 @@
 // # Who decides
 //
 // Where the Service alone decides, the table in BPF does (bpf/table.h; table.go fills it by
-// policy.Uniform): the packet goes on at once, and the worker hears of the flow by a notice
+// policy.Uniform, ranges.go the source ranges): the packet goes on at once, and the worker hears of the flow by a notice
 // (begun.go). Indices of free flows are in a ring that both sides take from (bpf/spares.go). The
 // table goes on while no process runs; the next one finds these flows in shared memory. A
 // client that uses the port of a closed connection again gets a new flow, and the table takes

@@ -133,7 +133,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 		p.steer(s, wanted[i])
 	}
 	for _, s := range gone {
-		p.forget(s, nil)
+		p.forget(s, steering{})
 	}
 	if !p.adopted {
 		p.adopted = true
@@ -193,6 +193,7 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 		if replaced != nil {
 			s.destinations, replaced.destinations = replaced.destinations, nil
 			s.lists, replaced.lists = replaced.lists, nil
+			s.sets, replaced.sets = replaced.sets, nil
 		}
 		p.services[port.Name] = s
 	}

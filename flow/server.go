@@ -109,6 +109,7 @@ type Server struct {
 	closed     bool
 	uncounted  map[string]uint64                        // what BPF had counted before this process; nil until Start
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
+	ranges     ranges
 }
 
 // New returns a Server that forwards nothing until it has started. It fails if the process lacks
@@ -203,6 +204,7 @@ func (s *Server) load() (err error) {
 	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
 		return err
 	}
+	s.ranges.kernel = s.kernel
 	c := s.kernel.Control
 	for c.Magic == 0 {
 		c.Magic = rand.Uint32() &^ bpf.FlowMask
@@ -350,19 +352,20 @@ type stats struct {
 
 // Stats are the counts of a Server.
 type Stats struct {
-	Open      int64             `metric:"sluice_flows" help:"Connections and UDP sessions that the kernel forwards."`
-	Asked     uint64            `metric:"sluice_flows_asked_total" help:"First packets of connections and UDP sessions about which the kernel's data path asked the process."`
-	Decided   uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the table of the kernel's data path decided."`
-	Shortcuts uint64            `metric:"sluice_flows_shortcuts_total" help:"Packets of the kernel's data path that skipped the node's IP stack."`
-	Refused   uint64            `metric:"sluice_flows_refused_total" help:"Connections and UDP datagrams that the relay refused: the kernel's data path had not forwarded them, and rules for forwarded packets would not have seen them."`
-	PassedAll uint64            `metric:"sluice_flows_passed_total" help:"Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone."` // Passed, and what BPF left
-	Passed    uint64            // first packets that were decided to be the relay's
-	Void      uint64            // upcalls that were too old
-	Damaged   uint64            // first packets with a wrong checksum
-	Unserved  uint64            // first packets that policy dropped
-	Late      uint64            // SYN-ACKs and INIT ACKs of endpoints that had been given up
-	Lost      uint64            `metric:"sluice_flows_packets_lost_total" help:"Packets that the kernel's data path could not send again after a decision."`
-	Kernel    map[string]uint64 // counts of BPF, by name
+	Open        int64             `metric:"sluice_flows" help:"Connections and UDP sessions that the kernel forwards."`
+	Asked       uint64            `metric:"sluice_flows_asked_total" help:"First packets of connections and UDP sessions about which the kernel's data path asked the process."`
+	Decided     uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the table of the kernel's data path decided."`
+	NotAdmitted uint64            `metric:"sluice_flows_not_admitted_total" help:"First packets of clients that a Service's source ranges do not admit, dropped by the table of the kernel's data path."`
+	Shortcuts   uint64            `metric:"sluice_flows_shortcuts_total" help:"Packets of the kernel's data path that skipped the node's IP stack."`
+	Refused     uint64            `metric:"sluice_flows_refused_total" help:"Connections and UDP datagrams that the relay refused: the kernel's data path had not forwarded them, and rules for forwarded packets would not have seen them."`
+	PassedAll   uint64            `metric:"sluice_flows_passed_total" help:"Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone."` // Passed, and what BPF left
+	Passed      uint64            // first packets that were decided to be the relay's
+	Void        uint64            // upcalls that were too old
+	Damaged     uint64            // first packets with a wrong checksum
+	Unserved    uint64            // first packets that policy dropped
+	Late        uint64            // SYN-ACKs and INIT ACKs of endpoints that had been given up
+	Lost        uint64            `metric:"sluice_flows_packets_lost_total" help:"Packets that the kernel's data path could not send again after a decision."`
+	Kernel      map[string]uint64 // counts of BPF, by name
 }
 
 // counterNames are the names of Stats.Kernel.
@@ -378,6 +381,7 @@ var counterNames = map[bpf.KernelCounter]string{
 	bpf.KernelCounterCOUNT_DECIDED:        "decided",
 	bpf.KernelCounterCOUNT_SCTP_FRAGMENTS: "sctp_fragments",
 	bpf.KernelCounterCOUNT_SHORTCUTS:      "shortcuts",
+	bpf.KernelCounterCOUNT_NOT_ADMITTED:   "not_admitted",
 	bpf.KernelCounterPASSED_NO_HEARTBEAT:  "passed_no_heartbeat",
 	bpf.KernelCounterPASSED_UNDECIDED:     "passed_undecided",
 	bpf.KernelCounterPASSED_UNCONFIRMED:   "passed_unconfirmed",
@@ -420,7 +424,7 @@ func (s *Server) Stats() Stats {
 	for name, n := range s.uncounted {
 		st.Kernel[name] -= n
 	}
-	st.Asked, st.Decided, st.Shortcuts = st.Kernel["asked"], st.Kernel["decided"], st.Kernel["shortcuts"]
+	st.Asked, st.Decided, st.NotAdmitted, st.Shortcuts = st.Kernel["asked"], st.Kernel["decided"], st.Kernel["not_admitted"], st.Kernel["shortcuts"]
 	st.PassedAll = st.Passed
 	for which, name := range counterNames {
 		if which >= bpf.KernelCounterPASSED_NO_HEARTBEAT {

@@ -37,6 +37,7 @@ type portService struct {
 	judged       bool                                       // rules of others judged what the kernel forwards when inKernel was set
 	destinations map[bpf.KernelDestination]bpf.KernelServed // in the kernel's map
 	lists        []list                                     // of endpoints, there
+	sets         []bpf.KernelSet                            // of source ranges, likewise
 
 	// Of the loop.
 	first, last uint32 // indices of the newest flow and the oldest

@@ -124,10 +124,11 @@ func (l *list) keys() []bpf.KernelSlot {
 type steering struct {
 	destinations map[bpf.KernelDestination]bpf.KernelServed
 	lists        []list
+	sets         []bpf.KernelSet // of source ranges
 }
 
 // wanted returns the destinations of a service port that the kernel is to decide, or ask,
-// about. Their lists are in the kernel.
+// about. Their lists and source ranges are in the kernel.
 func (p *Path) wanted(s *portService, st *state) (w steering) {
 	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= bpf.Services {
 		return w
@@ -143,7 +144,17 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 			continue
 		}
 		served := bpf.KernelServed{Service: s.load}
-		if u, ok := uniformOf(st.table, d); ok && decides {
+		admits := true
+		if list, limited := st.table.SourceRanges(d); limited {
+			var err error
+			if served.Sources, err = p.server.ranges.add(list); err != nil {
+				p.server.once.Warn("kernel flows", err) // userspace decides
+				admits = false
+			} else {
+				w.sets = append(w.sets, served.Sources)
+			}
+		}
+		if u, ok := uniformOf(st.table, d); ok && decides && admits {
 			u.candidates, u.first = s.balancer.Turns(u.candidates)
 			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
@@ -188,7 +199,7 @@ func (p *Path) steer(s *portService, wanted steering) {
 		}
 	}
 	s.destinations = wanted.destinations
-	p.forget(s, wanted.lists)
+	p.forget(s, wanted)
 }
 
 // sameDecision reports whether the kernel decides alike by both. The turn goes on by itself.
@@ -197,14 +208,17 @@ func sameDecision(a, b bpf.KernelServed) bool {
 	return a == b
 }
 
-// forget removes those of a service port's lists that are not wanted, after steer.
-func (p *Path) forget(s *portService, wanted []list) {
+// forget removes those of a service port's lists and source ranges that are not wanted, after steer.
+func (p *Path) forget(s *portService, wanted steering) {
 	for _, l := range s.lists {
-		if !slices.ContainsFunc(wanted, func(n list) bool { return n.number == l.number }) {
+		if !slices.ContainsFunc(wanted.lists, func(n list) bool { return n.number == l.number }) {
 			p.server.removeList(l)
 		}
 	}
-	s.lists = wanted
+	for _, set := range s.sets {
+		p.server.ranges.release(set)
+	}
+	s.lists, s.sets = wanted.lists, wanted.sets
 }
 
 // purge removes the destinations that an earlier process left and nobody wants, and lists
@@ -219,17 +233,18 @@ func (p *Path) purge() {
 	var d bpf.KernelDestination
 	var served bpf.KernelServed
 	var gone []bpf.KernelDestination
-	used := make(map[uint32]bool)
+	used, sets := make(map[uint32]bool), make(map[bpf.KernelSet]bool)
 	for all := p.server.kernel.Maps.Destinations.Iterate(); all.Next(&d, &served); {
 		if bpf.ProtocolOf(d.Protocol) == p.protocol && !wanted[d] {
 			gone = append(gone, d)
 		} else {
-			used[served.List] = true
+			used[served.List], sets[served.Sources] = true, true
 		}
 	}
 	for i := range gone {
 		_ = p.server.kernel.Maps.Destinations.Delete(&gone[i])
 	}
+	p.server.ranges.purge(sets)
 	var slot bpf.KernelSlot
 	var place bpf.KernelPlace
 	var unused []bpf.KernelSlot
@@ -259,11 +274,7 @@ func originsOf(pods []netip.Prefix, links []hostnet.Link) map[bpf.KernelOriginKe
 				longest, o.Link = l.Range.Bits(), uint32(l.Number)
 			}
 		}
-		bits := p.Bits()
-		if p.Addr().Is4() {
-			bits += 96
-		}
-		all[bpf.KernelOriginKey{Bits: uint32(bits), Addr: bpf.AddressOf(p.Masked().Addr())}] = o
+		all[bpf.OriginOf(p)] = o
 	}
 	for _, p := range pods {
 		add(p)

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Uniform is a verdict that holds for all clients of a destination alike, other than this node's own.
-// It accepts connections, and endpoints see the client's address. Exceptions: a client that is the
+// Uniform is a verdict that holds for all clients of a destination alike that SourceRanges admits,
+// other than this node's own. It accepts connections, and endpoints see the client's address. Exceptions: a client that is the
 // endpoint, or has the destination as its address (A3.8).
 type Uniform struct {
 	Port       *service.Port
@@ -19,12 +19,11 @@ type Uniform struct {
 	PodsOnly, OutsideOnly bool
 }
 
-// Uniform returns what Resolve answers to clients of a destination, or false: the
-// answer depends on the client, as with source ranges (A3.10), or no client is accepted, or
-// clients' addresses are hidden (A3.8).
+// Uniform returns what Resolve answers to clients of a destination, or false: no client is accepted,
+// or clients' addresses are hidden (A3.8).
 func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 	d := t.find(at)
-	if d == nil || d.is(limited) || !d.is(usable) || len(d.candidates) == 0 {
+	if d == nil || !d.is(usable) || len(d.candidates) == 0 {
 		return u, false
 	}
 	internal := d.kind == service.ClusterIP
@@ -37,6 +36,17 @@ func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 		PodsOnly:    internal && t.node.podsKnown[service.FamilyOf(at.Addr)],
 		OutsideOnly: !internal,
 	}, true
+}
+
+// SourceRanges returns the ranges of clients that a destination admits (A3.10, A3.11), sorted and not
+// nested. True means that Resolve drops all others of the destination's family, whatever else it
+// says of them; false, that all are admitted. The ranges are shared and read-only.
+func (t *Table) SourceRanges(at service.Destination) (admitted []netip.Prefix, is bool) {
+	d := t.find(at)
+	if d == nil || !d.is(limited) || !d.is(usable) {
+		return nil, false
+	}
+	return t.admitted(t.port(d.id), service.FamilyOf(at.Addr)), true
 }
 
 // Pods returns the ranges of local pods (A4.6).

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -32,13 +33,25 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			isPod := slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(client) })
 			u, ok := table.Uniform(at)
 			v := table.Resolve(at.Protocol, client, to)
+			if admitted, limited := table.SourceRanges(at); limited && table.Steering(at) == policy.Accept && client.Is4() == at.Addr.Is4() {
+				is := slices.ContainsFunc(admitted, func(p netip.Prefix) bool { return p.Contains(client) })
+				seen[fmt.Sprint("A3.10, admitted: ", is)]++
+				if is == (v.Rule == policy.RuleSourceRanges) {
+					t.Fatalf("seed %d: %s from %s to %s, source ranges admit the client: %v, but Resolve says %+v", seed, protocol, client, to, is, v)
+				}
+				if !is {
+					continue
+				}
+			} else if v.Rule == policy.RuleSourceRanges && client.Is4() == at.Addr.Is4() {
+				t.Fatalf("seed %d: %s from %s to %s, which has no source ranges, %+v", seed, protocol, client, to, v)
+			}
 			if ok && u.OutsideOnly && (isPod || client == to.Addr()) { // the kernel asks about them
 				seen["a pod, from outside"]++
 				continue
 			}
 			if !ok {
 				seen["not uniform"]++
-				if v.Action == policy.Accept && v.Source == policy.SourceClient && (v.Kind == service.ClusterIP || v.Kind != service.LoadBalancer && !isPod) {
+				if v.Action == policy.Accept && v.Source == policy.SourceClient && (v.Kind == service.ClusterIP || !isPod) {
 					t.Fatalf("seed %d: %s to %s is not uniform, but %s is accepted: %+v", seed, protocol, to, client, v)
 				}
 				continue
@@ -59,7 +72,7 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"not uniform", "a pod, from outside", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
+	for _, what := range []string{"not uniform", "a pod, from outside", "A3.10, admitted: true", "A3.10, admitted: false", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
 		if seen[what] == 0 {
 			t.Errorf("no case is %q", what)
 		}

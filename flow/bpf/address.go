@@ -17,7 +17,26 @@ func AddressOf(a netip.Addr) (k KernelAddress) {
 	return k
 }
 
-// Addr undoes addressOf.
+// bitsOf is how many bits of an address in maps a range determines.
+func bitsOf(p netip.Prefix) uint32 {
+	bits := uint32(p.Bits())
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return bits
+}
+
+// OriginOf returns the key of origins for a range of addresses.
+func OriginOf(p netip.Prefix) KernelOriginKey {
+	return KernelOriginKey{Bits: bitsOf(p), Addr: AddressOf(p.Masked().Addr())}
+}
+
+// RangeOf returns the key of ranges for one of a set.
+func RangeOf(set KernelSet, p netip.Prefix) KernelRange {
+	return KernelRange{Bits: 64 + bitsOf(p), Set: set, Addr: AddressOf(p.Masked().Addr())}
+}
+
+// Addr undoes AddressOf.
 func (k KernelAddress) Addr() netip.Addr {
 	var b [16]byte
 	for i, w := range k.Word {

@@ -157,6 +157,19 @@ static __always_inline int leave_to_relay(const struct packet *p, __u32 before)
 	return TCX_NEXT;
 }
 
+// refuse handles a packet of a client that source ranges do not admit. A session that the relay has
+// goes on (A8.3).
+static __always_inline int refuse(const struct packet *p, __u32 before)
+{
+	struct control *c = control();
+	if (c && is_relayed(p, c, bpf_ktime_get_ns())) {
+		count(PASSED_RELAYED);
+		return leave_to_relay(p, before);
+	}
+	count(COUNT_NOT_ADMITTED);
+	return TCX_DROP;
+}
+
 // begin handles a packet of no flow, or one that begins a new connection with the
 // tuple of a flow.
 GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
@@ -168,6 +181,8 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	if (!s)
 		return begin_direct(skb, p);
 	int first = may_begin(skb, p);
+	if (first && !is_admitted(p, s))
+		return refuse(p, before);
 	if (first && s->list) {
 		__u32 index = decide(skb, p, s, before);
 		if (!index) {

@@ -59,14 +59,15 @@ const (
 	KernelCounterCOUNT_SCTP_FRAGMENTS KernelCounter = 8
 	KernelCounterCOUNT_DECIDED        KernelCounter = 9
 	KernelCounterCOUNT_SHORTCUTS      KernelCounter = 10
-	KernelCounterPASSED_NO_HEARTBEAT  KernelCounter = 11
-	KernelCounterPASSED_UNDECIDED     KernelCounter = 12
-	KernelCounterPASSED_UNCONFIRMED   KernelCounter = 13
-	KernelCounterPASSED_RING_FULL     KernelCounter = 14
-	KernelCounterPASSED_SOCKET        KernelCounter = 15
-	KernelCounterPASSED_RELAYED       KernelCounter = 16
-	KernelCounterPASSED_SHAPE         KernelCounter = 17
-	KernelCounterCOUNTERS             KernelCounter = 18
+	KernelCounterCOUNT_NOT_ADMITTED   KernelCounter = 11
+	KernelCounterPASSED_NO_HEARTBEAT  KernelCounter = 12
+	KernelCounterPASSED_UNDECIDED     KernelCounter = 13
+	KernelCounterPASSED_UNCONFIRMED   KernelCounter = 14
+	KernelCounterPASSED_RING_FULL     KernelCounter = 15
+	KernelCounterPASSED_SOCKET        KernelCounter = 16
+	KernelCounterPASSED_RELAYED       KernelCounter = 17
+	KernelCounterPASSED_SHAPE         KernelCounter = 18
+	KernelCounterCOUNTERS             KernelCounter = 19
 )
 
 type KernelDeciding uint32
@@ -205,6 +206,13 @@ type KernelPowers struct {
 	Hidden [16384]uint32
 }
 
+type KernelRange struct {
+	_    structs.HostLayout
+	Bits uint32
+	Set  KernelSet
+	Addr KernelAddress
+}
+
 type KernelReason uint32
 
 const (
@@ -253,6 +261,12 @@ type KernelServed struct {
 	Count   uint32
 	Turn    uint32
 	Options KernelDeciding
+	Sources KernelSet
+}
+
+type KernelSet struct {
+	_    structs.HostLayout
+	Half [2]uint32
 }
 
 type KernelSlot struct {
@@ -311,6 +325,7 @@ const (
 	KernelMapOrigins      = "origins"
 	KernelMapPlaces       = "places"
 	KernelMapPowers       = "powers"
+	KernelMapRanges       = "ranges"
 	KernelMapRelayed      = "relayed"
 	KernelMapSessions     = "sessions"
 	KernelMapSpares       = "spares"
@@ -385,6 +400,7 @@ type KernelMapSpecs struct {
 	Origins      *ebpf.MapSpec `ebpf:"origins"`
 	Places       *ebpf.MapSpec `ebpf:"places"`
 	Powers       *ebpf.MapSpec `ebpf:"powers"`
+	Ranges       *ebpf.MapSpec `ebpf:"ranges"`
 	Relayed      *ebpf.MapSpec `ebpf:"relayed"`
 	Sessions     *ebpf.MapSpec `ebpf:"sessions"`
 	Spares       *ebpf.MapSpec `ebpf:"spares"`
@@ -433,6 +449,7 @@ type KernelMaps struct {
 	Origins      *ebpf.Map `ebpf:"origins"`
 	Places       *ebpf.Map `ebpf:"places"`
 	Powers       *ebpf.Map `ebpf:"powers"`
+	Ranges       *ebpf.Map `ebpf:"ranges"`
 	Relayed      *ebpf.Map `ebpf:"relayed"`
 	Sessions     *ebpf.Map `ebpf:"sessions"`
 	Spares       *ebpf.Map `ebpf:"spares"`
@@ -453,6 +470,7 @@ func (m *KernelMaps) Close() error {
 		m.Origins,
 		m.Places,
 		m.Powers,
+		m.Ranges,
 		m.Relayed,
 		m.Sessions,
 		m.Spares,

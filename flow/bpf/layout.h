@@ -120,6 +120,18 @@ struct flow {
 	LINE struct direction way[2];
 };
 
+// set names a set of ranges of addresses. Userspace derives it from the ranges.
+struct set {
+	__u32 half[2];
+};
+
+// range is a key of ranges: a range of addresses, after the set that has it.
+struct range {
+	__u32 bits; // of both
+	struct set set;
+	struct address addr;
+};
+
 // destination is a key of destinations: an address that Services are reached at.
 struct destination {
 	struct address addr;
@@ -141,6 +153,7 @@ struct served {
 	__u32 count;
 	__u32 turn;    // of round-robin
 	enum deciding options;
+	struct set sources; // clients that are not in it get no answer; 0: all do
 };
 
 // slot is a key of places. A list never changes: its successor has another number, so
@@ -264,6 +277,7 @@ enum counter {
 	COUNT_SCTP_FRAGMENTS, // dropped: their ports cannot be changed
 	COUNT_DECIDED, // flows that the table has decided about
 	COUNT_SHORTCUTS, // packets that did not pass the IP stack
+	COUNT_NOT_ADMITTED, // first packets that source ranges do not admit
 	PASSED_NO_HEARTBEAT,
 	PASSED_UNDECIDED,   // too many upcalls of the service port wait
 	PASSED_UNCONFIRMED, // too many handshakes of the service port are incomplete

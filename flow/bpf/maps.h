@@ -56,6 +56,15 @@ struct {
 	__type(value, struct origin);
 } origins SEC(".maps");
 
+// ranges are the source ranges of destinations.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct range);
+	__type(value, __u32);
+} ranges SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

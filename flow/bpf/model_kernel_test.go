@@ -31,6 +31,7 @@ type tested struct {
 	relayed   []KernelTuple
 	slots     []KernelSlot
 	ranges    []KernelOriginKey
+	sources   []KernelRange
 	list      uint32 // the latest number
 	fragments map[modelFragment]bool
 	ifindex   uint32 // of the packets' interface

@@ -114,6 +114,7 @@ func (m *model) vacate(index int) bool {
 // tables has the table decide about some destinations, with so many spare flows.
 func (g *generator) tables(spare int) {
 	m := g.m
+	m.sources = make(map[modelTuple][]netip.Prefix)
 	m.tables, m.spare, m.origins, m.unused = make(map[modelTuple]*modelTable), nil, nil, 0
 	m.mostFlows, m.leastSpare = pick(g, 1, 8, 8, 100), pick(g, 0, 1, spare, 100)
 	m.replies = pick(g, [2]uint16{}, [2]uint16{20000, 30000}, [2]uint16{9000, 30000})
@@ -126,6 +127,17 @@ func (g *generator) tables(spare int) {
 		prefix, _ := a.Prefix(a.BitLen() - pick(g, 0, 4, 8, 12, 15, 16, 20))
 		if !slices.ContainsFunc(m.origins, func(o modelOrigin) bool { return o.prefix == prefix }) {
 			m.origins = append(m.origins, modelOrigin{prefix, g.Uint32N(3), g.one(2)})
+		}
+	}
+	for i := range m.flows {
+		if f := &m.flows[i]; f.state != KernelStateFREE && g.one(8) {
+			ranges := []netip.Prefix{}
+			for range g.IntN(4) {
+				a := pick(g, f.client.Addr(), g.addr(f.vip.Addr().Is6()))
+				prefix, _ := a.Prefix(a.BitLen() - pick(g, 0, 1, 8, 15, 16, 20))
+				ranges = append(ranges, prefix)
+			}
+			m.sources[modelTuple{dst: f.vip, protocol: f.protocol}] = ranges
 		}
 	}
 	for i := range m.flows {
@@ -156,13 +168,12 @@ func (x *tested) loadTables(check func(error)) {
 	for _, k := range x.ranges {
 		check(x.Maps.Origins.Delete(k))
 	}
-	x.slots, x.ranges = nil, nil
+	for _, k := range x.sources {
+		_ = x.Maps.Ranges.Delete(k) // perhaps there twice
+	}
+	x.slots, x.ranges, x.sources = nil, nil, nil
 	for _, o := range x.m.origins {
-		bits := o.prefix.Bits()
-		if o.prefix.Addr().Is4() {
-			bits += 96
-		}
-		k, v := KernelOriginKey{Bits: uint32(bits), Addr: AddressOf(o.prefix.Addr())}, KernelOrigin{Link: o.link}
+		k, v := OriginOf(o.prefix), KernelOrigin{Link: o.link}
 		if o.pod {
 			v.Pod = 1
 		}
@@ -181,6 +192,15 @@ func (x *tested) loadTables(check func(error)) {
 // served returns what the kernel has of a destination.
 func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelServed {
 	s := KernelServed{Service: id}
+	if ranges, is := x.m.sources[key]; is {
+		x.list++
+		s.Sources = KernelSet{Half: [2]uint32{x.list, pick(x.generator, 0, x.list)}}
+		for _, r := range ranges {
+			k := RangeOf(s.Sources, r)
+			check(x.Maps.Ranges.Put(k, uint32(1)))
+			x.sources = append(x.sources, k)
+		}
+	}
 	t := x.m.tables[key]
 	if t == nil {
 		return s

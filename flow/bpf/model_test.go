@@ -3,6 +3,7 @@ package bpf
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 )
 
 // The model says what has to become of a packet, slowly and obviously. It follows the
@@ -115,6 +116,7 @@ type model struct {
 	stale     bool // the table decides no more
 
 	tables  map[modelTuple]*modelTable
+	sources map[modelTuple][]netip.Prefix // of destinations that do not admit all clients
 	origins []modelOrigin
 	spare   []int // free flows, the next one first
 	unused  int   // a flow that was taken in vain, or 0
@@ -322,6 +324,15 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	l := m.loads[id]
 	single := p.fragment == wholePacket && !s.gso
 	first := p.isUDP() && p.fragment != laterFragment || single && p.opens()
+	if t := m.sources[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; first && t != nil && !slices.ContainsFunc(t, func(r netip.Prefix) bool { return r.Contains(p.tuple.src.Addr()) }) {
+		if m.relayed[p.tuple] || m.sessions[p.tuple] && m.alive && p.isUDP() { // A8.3
+			if before != 0 {
+				delete(m.entries, p.tuple)
+			}
+			return pass
+		}
+		return drop // A3.10
+	}
 	if t := m.tables[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; t != nil && first {
 		if f := m.decide(s, p, id, t, int(before)); f != nil {
 			p.rewrite(s, f.tuple(KernelRoleTO_ENDPOINT))

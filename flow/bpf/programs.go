@@ -170,6 +170,7 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 		KernelMapOrigins:      k.Maps.Origins,
 		KernelMapPlaces:       k.Maps.Places,
 		KernelMapPowers:       k.Maps.Powers,
+		KernelMapRanges:       k.Maps.Ranges,
 		KernelMapRelayed:      k.Maps.Relayed,
 		KernelMapSessions:     k.Maps.Sessions,
 		KernelMapSpares:       k.Maps.Spares,

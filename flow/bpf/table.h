@@ -51,6 +51,15 @@ static __always_inline struct origin *origin_of(const struct address *a)
 	return bpf_map_lookup_elem(&origins, &key);
 }
 
+// is_admitted says whether a destination's source ranges admit a client (A3.10).
+static __always_inline int is_admitted(const struct packet *p, const struct served *s)
+{
+	if (!s->sources.half[0] && !s->sources.half[1])
+		return 1;
+	struct range key = {.bits = 8 * (sizeof(key) - sizeof(key.bits)), .set = s->sources, .addr = p->tuple.src};
+	return bpf_map_lookup_elem(&ranges, &key) != NULL;
+}
+
 // same_link says whether a client's hosts reach an address without this node.
 static __always_inline int same_link(const struct origin *client, const struct address *a)
 {

@@ -34,6 +34,7 @@ func TestAbsentProcessRefusesNobody(t *testing.T) {
 			name: []string{"web", "dns"}[i], protocol: protocol, port: 80, nodePort: uint16(30080 + i), target: 8080,
 			vips: vips[i], external: "Local",
 			externalIPs: []string{"192.0.2.10", "2001:db8::10"}, lbIPs: []string{"192.0.2.20", "2001:db8::20"},
+			ranges:    []string{lab.Client.IPv4.String() + "/32", lab.Client.IPv6.String() + "/128"},
 			endpoints: []endpoint{{host: lab.Backends[0], node: "node"}, {host: lab.Backends[1], node: "node"}},
 		})
 	}

@@ -38,8 +38,23 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-ranges-ignored", what: "the table serves clients that source ranges do not admit",
+		file: "flow/bpf/flow.bpf.c", old: "first && !is_admitted(p, s)", new: "0",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-ranges-lost", what: "a Service that goes takes the source ranges of another one away",
+		file: "flow/ranges.go", old: "s.uses--; s.uses > 0", new: "s.uses--; false",
+		pkg: "flow", test: "TestSourceRangesAreTheTables",
+	},
+	{
+		name: "flow-ranges-full", what: "clients of a Service whose source ranges have no room are all served",
+		file: "flow/table.go", old: "admits = false", new: "admits = true",
+		pkg: "flow", test: "TestSourceRangesWithoutRoom",
+	},
+	{
 		name: "flow-absent-refuses", what: "without a process, nobody is served from outside",
-		file: "policy/uniform.go", old: "d == nil || d.is(limited)", new: "d == nil || d.kind != service.ClusterIP || d.is(limited)",
+		file: "policy/uniform.go", old: "d == nil || !d.is(usable)", new: "d == nil || d.kind != service.ClusterIP || !d.is(usable)",
 		pkg: "test/e2e", test: "TestAbsentProcessRefusesNobody",
 	},
 	{

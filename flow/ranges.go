@@ -1,0 +1,94 @@
+package flow
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+)
+
+// ranges are the sets of source ranges in the kernel's map, by which BPF refuses clients (A3.10).
+// A set's name is a hash of its ranges: Services with the same ranges share a set, also that of the
+// process before. They belong to the configuring goroutine.
+type ranges struct {
+	kernel *bpf.Kernel
+	sets   map[bpf.KernelSet]*rangeSet
+}
+
+type rangeSet struct {
+	list []netip.Prefix
+	uses int // of service ports
+}
+
+// nameOf returns the name of a set. Nobody who does not know the seed can have two sets share one.
+func (r *ranges) nameOf(list []netip.Prefix) (set bpf.KernelSet) {
+	b := binary.NativeEndian.AppendUint64(nil, r.kernel.Control.Seed)
+	for _, p := range list {
+		addr := p.Masked().Addr().As16()
+		b = append(append(b, addr[:]...), byte(p.Bits()))
+	}
+	sum := sha256.Sum256(b)
+	return bpf.KernelSet{Half: [2]uint32{binary.NativeEndian.Uint32(sum[:]) | 1, binary.NativeEndian.Uint32(sum[4:])}}
+}
+
+// add uses a set. It fails if the map has no room for it.
+func (r *ranges) add(list []netip.Prefix) (bpf.KernelSet, error) {
+	set := r.nameOf(list)
+	if s := r.sets[set]; s != nil {
+		s.uses++
+		return set, nil
+	}
+	keys, values := rangesOf(set, list)
+	if len(keys) > 0 {
+		if _, err := r.kernel.Maps.Ranges.BatchUpdate(keys, values, nil); err != nil {
+			r.remove(keys)
+			return bpf.KernelSet{}, fmt.Errorf("the kernel's table of source ranges: %w", err)
+		}
+	}
+	if r.sets == nil {
+		r.sets = make(map[bpf.KernelSet]*rangeSet)
+	}
+	r.sets[set] = &rangeSet{list: list, uses: 1}
+	return set, nil
+}
+
+// release undoes add.
+func (r *ranges) release(set bpf.KernelSet) {
+	s := r.sets[set]
+	if s.uses--; s.uses > 0 {
+		return
+	}
+	delete(r.sets, set)
+	keys, _ := rangesOf(set, s.list)
+	r.remove(keys)
+}
+
+// purge removes the sets of an earlier process that are not used.
+func (r *ranges) purge(used map[bpf.KernelSet]bool) {
+	var key bpf.KernelRange
+	var value uint32
+	var unused []bpf.KernelRange
+	for all := r.kernel.Maps.Ranges.Iterate(); all.Next(&key, &value); {
+		if !used[key.Set] {
+			unused = append(unused, key)
+		}
+	}
+	r.remove(unused)
+}
+
+func (r *ranges) remove(keys []bpf.KernelRange) {
+	for i := range keys {
+		_ = r.kernel.Maps.Ranges.Delete(&keys[i]) // some may be missing
+	}
+}
+
+// rangesOf returns what the kernel's map has of a set.
+func rangesOf(set bpf.KernelSet, list []netip.Prefix) (keys []bpf.KernelRange, values []uint32) {
+	keys, values = make([]bpf.KernelRange, len(list)), make([]uint32, len(list))
+	for i, p := range list {
+		keys[i] = bpf.RangeOf(set, p)
+	}
+	return keys, values
+}
