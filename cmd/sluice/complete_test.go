@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -13,7 +14,7 @@ import (
 // every command.
 func TestShellsCompleteWords(t *testing.T) {
 	count := 0
-	for _, cmd := range newRootCommand().Commands() {
+	for _, cmd := range below(newRootCommand()) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			want := strings.Split(f.Value.Type(), "|")
 			if len(want) == 1 {
@@ -25,13 +26,13 @@ func TestShellsCompleteWords(t *testing.T) {
 			root := newRootCommand()
 			root.SetOut(&out)
 			root.SetErr(&out)
-			root.SetArgs([]string{"__complete", cmd.Name(), "--" + f.Name, ""})
+			root.SetArgs(append(append([]string{"__complete"}, strings.Fields(cmd.CommandPath())[1:]...), "--"+f.Name, ""))
 			if err := root.Execute(); err != nil {
 				t.Fatal(err)
 			}
 			for _, word := range want {
 				if !slices.Contains(strings.Fields(out.String()), word) {
-					t.Errorf("sluice %s --%s: %q, want %s", cmd.Name(), f.Name, out.String(), want)
+					t.Errorf("%s --%s: %q, want %s", cmd.CommandPath(), f.Name, out.String(), want)
 				}
 			}
 		})
@@ -39,4 +40,13 @@ func TestShellsCompleteWords(t *testing.T) {
 	if count < 40 {
 		t.Errorf("%d flags, too few", count)
 	}
+}
+
+// below returns a command and all those below it.
+func below(cmd *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		all = append(all, below(c)...)
+	}
+	return all
 }

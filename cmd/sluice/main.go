@@ -20,7 +20,9 @@ var version = "dev"
 var errReported = errors.New("reported")
 
 func main() {
-	if err := newRootCommand().Execute(); err != nil {
+	root, args := commandFor(os.Args)
+	root.SetArgs(args)
+	if err := root.Execute(); err != nil {
 		var code exitCode
 		if errors.As(err, &code) {
 			os.Exit(int(code))
@@ -66,7 +68,7 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 		newRunCommand(), newDemoCommand(), newDevCommand(), newCheckCommand(), newHostsCommand(), newEnvCommand(), newConnsCommand(), newTapCommand(), newLogCommand(), newTopCommand(),
 		newPcapCommand(), newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newSlowCommand(), newStoryCommand(),
 		newServicesCommand(), newEndpointsCommand(),
-		newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand(),
+		newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand(), newClusterCommand(), newDialStdioCommand(),
 	)
 	completeChoices(root)
 	return root

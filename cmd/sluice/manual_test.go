@@ -32,8 +32,8 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	pages := 0
-	for _, cmd := range append(root.Commands(), root) {
-		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {
+	for _, cmd := range below(root) {
+		if cmd.Hidden || cmd.Name() == "help" || strings.HasPrefix(cmd.CommandPath(), "sluice completion") {
 			continue
 		}
 		pages++

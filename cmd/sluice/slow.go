@@ -54,11 +54,7 @@ func (o *slowOptions) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	query := url.Values{"filter": {filter}, "by": {"service,endpoint"}, "sort": {"opened"}, "limit": {strconv.Itoa(api.MaxRows)}, "interval": {o.time.String()}}
-	var frame api.Frame
-	err = follow(ctx, c, api.PathRates, query, func(_ []byte, f *api.Frame) error {
-		frame = *f
-		return errEnough
-	})
+	frame, err := oneFrame(ctx, c, query)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/web"
 )
 
@@ -54,7 +53,7 @@ func (o *webOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	s, err := web.Listen(address, web.Options{API: web.Forward(client.Transport(c.Name)), Hosts: o.hosts})
+	s, err := web.Listen(address, web.Options{API: web.Forward(c.Transport()), Hosts: o.hosts})
 	if err != nil {
 		return err
 	}

@@ -122,6 +122,8 @@ type Connection struct {
 	// Packets were refused or dropped, if Event is refused.
 	Packets uint64 `json:"packets,omitempty"`
 	End     string `json:"end,omitempty"`
+	// ProxyNode is the node of the proxy that answered: programs set it that ask several.
+	ProxyNode string `json:"proxy_node,omitempty"`
 	// Verdict is in the answer of PathConnection alone.
 	Verdict *Verdict `json:"verdict,omitempty"`
 
@@ -244,6 +246,8 @@ type Rates struct {
 	Node     string `json:"node,omitempty"`
 	Zone     string `json:"zone,omitempty"`
 	Client   string `json:"client,omitempty"` // an address
+	// ProxyNode is the node of the proxy that answered: programs set it that ask several.
+	ProxyNode string `json:"proxy_node,omitempty"`
 
 	Open       int     `json:"open"`       // connections, at the end of the interval
 	Connecting int     `json:"connecting"` // those among them without an endpoint
@@ -338,6 +342,8 @@ type Failure struct {
 	US       int64     `json:"us"`
 	Packets  uint64    `json:"packets,omitempty"`
 	VIP      string    `json:"vip,omitempty"`
+	// ProxyNode is the node of the proxy that answered: programs set it that ask several.
+	ProxyNode string `json:"proxy_node,omitempty"`
 }
 
 // Close asks to end connections. It is the body of POST PathClose.

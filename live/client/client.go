@@ -25,10 +25,11 @@ import (
 
 // Client asks one proxy. It is safe for concurrent use.
 type Client struct {
-	// Name is the path or abstract name of the socket.
+	// Name is the path or abstract name of the socket; empty if Reach made the Client.
 	Name string
 	// Version is what the proxy said of itself when it was found.
 	Version api.Version
+	where   string // for errors
 	http    *http.Client
 }
 
@@ -37,8 +38,24 @@ const dialTime = 5 * time.Second
 
 // New returns a Client of a socket, whether anything listens there or not.
 func New(name string) *Client {
-	return &Client{Name: name, http: &http.Client{Transport: Transport(name)}}
+	return &Client{Name: name, where: "admin socket " + name, http: &http.Client{Transport: Transport(name)}}
 }
+
+// Reach returns a Client that connects to a proxy by dial, once the proxy has said who it
+// is. Where names the proxy in errors. Close ends its connections.
+func Reach(ctx context.Context, where string, dial func() (net.Conn, error)) (*Client, error) {
+	c := &Client{where: where, http: &http.Client{Transport: &http.Transport{
+		DialContext:  func(context.Context, string, string) (net.Conn, error) { return dial() },
+		MaxIdleConns: 4, IdleConnTimeout: time.Minute,
+	}}}
+	return c, c.Get(ctx, api.PathVersion, nil, &c.Version)
+}
+
+// Transport returns the transport to the proxy.
+func (c *Client) Transport() http.RoundTripper { return c.http.Transport }
+
+// Close ends the connections that no request uses.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Transport returns a transport to a socket. It connects only to a proxy that runs as
 // root or as our user: an abstract name may be anybody's.
@@ -113,7 +130,7 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 		if errors.As(err, &wrapped) {
 			err = wrapped.Err // without the URL, which says nothing
 		}
-		return nil, fmt.Errorf("admin socket %s: %w", c.Name, err)
+		return nil, fmt.Errorf("%s: %w", c.where, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -121,7 +138,7 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 	defer resp.Body.Close()
 	var failed api.Error
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&failed); err != nil || failed.Error == "" {
-		return nil, fmt.Errorf("admin socket %s: %s", c.Name, resp.Status)
+		return nil, fmt.Errorf("%s: %s", c.where, resp.Status)
 	}
 	if failed.Filter != "" {
 		// The proxy may be of another version: its fields are what counts.
@@ -148,14 +165,17 @@ func (c *Client) exchange(ctx context.Context, method, path string, query url.Va
 		return err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(answer); err != nil {
-		return fmt.Errorf("admin socket %s: the answer: %w", c.Name, err)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(answer); err != nil {
+		return fmt.Errorf("%s: the answer: %w", c.where, err)
 	}
 	return nil
 }
 
 // ErrEnded is why an answer stops in the middle.
 var ErrEnded = errors.New("the proxy has ended, or made room for other clients")
+
+// maxAnswer bounds an answer that is one object: a page of 10,000 rows.
+const maxAnswer = 64 << 20
 
 // maxLine bounds a line of a stream: a frame of 10,000 rows is one.
 const maxLine = 16 << 20
@@ -186,7 +206,7 @@ func (c *Client) Stream(ctx context.Context, path string, query url.Values, visi
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
 			return ErrEnded
 		}
-		return fmt.Errorf("admin socket %s: %w", c.Name, err)
+		return fmt.Errorf("%s: %w", c.where, err)
 	}
 	return nil
 }

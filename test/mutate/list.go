@@ -649,6 +649,32 @@ var promises = []mutation{
 		file: "cmd/sluice/configfile.go", old: "\"clusterCIDR\", \"nodePortAddresses\",", new: "\"clusterCIDR\", \"healthzBindAddress\", \"nodePortAddresses\",",
 		pkg: "cmd/sluice", test: "TestChangesOfTheConfigurationFile",
 	},
+	// All nodes of a cluster.
+	{
+		name: "silent-node-unnamed", what: "kubectl sluice passes over a node that does not answer",
+		file: "cmd/sluice/kubectl.go", old: "\t\t\ttold(silence{pod.Node, err})\n", new: "",
+		pkg: "cmd/sluice", test: "TestAllNodes",
+	},
+	{
+		name: "nodes-all-at-once", what: "kubectl sluice asks more nodes at the same time than --parallel",
+		file: "cmd/sluice/kubectl.go", old: "make(chan struct{}, o.parallel)", new: "make(chan struct{}, 1000)",
+		pkg: "cmd/sluice", test: "TestParallel",
+	},
+	{
+		name: "exec-left", what: "a command is left in the pod when kubectl sluice has its answer",
+		file: "cmd/sluice/kubectl.go", old: "\tdefer c.Close()\n", new: "",
+		pkg: "cmd/sluice", test: "TestAllNodes",
+	},
+	{
+		name: "two-pods-of-a-node", what: "kubectl sluice asks the pod that is not ready yet in a rolling update",
+		file: "cmd/sluice/internal/pods/pods.go", old: "cmp.Compare(first(a.ready), first(b.ready))", new: "0",
+		pkg: "cmd/sluice/internal/pods", test: "TestChoose",
+	},
+	{
+		name: "nodes-unsorted", what: "kubectl sluice lists some rows of each node, and not the first of all",
+		file: "cmd/sluice/internal/merge/merge.go", old: "slices.SortStableFunc(l.Rows, func(a, b Row) int { return l.Compare(&a, &b) })", new: "",
+		pkg: "cmd/sluice/internal/merge", test: "TestList",
+	},
 	// The admin socket.
 	{
 		name: "drain-forgotten", what: "new connections still go to a drained endpoint",

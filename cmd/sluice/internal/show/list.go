@@ -4,23 +4,26 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/slow"
 	"github.com/sluice-proxy/sluice/internal/amount"
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 )
 
 // Failures writes a table of failed attempts, with their ages.
 func Failures(out io.Writer, all []api.Failure, now time.Time) error {
-	t := NewTable(out, "AGE", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "AFTER", "CLIENT")
+	t := NewTable(out, proxyNode, "AGE", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "AFTER", "CLIENT")
 	for i := range all {
 		f := &all[i]
 		service, after := f.Service, us(f.US)
 		if f.Packets > 0 { // refused or dropped
 			service, after = cmp.Or(service, f.VIP), fmt.Sprintf("%d packets", f.Packets)
 		}
-		err := t.Row(amount.Duration(max(now.Sub(f.Time), 0)), dash(service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error), after, dash(f.Client))
+		err := t.Row(printable.Name(f.ProxyNode), amount.Duration(max(now.Sub(f.Time), 0)), dash(service), dash(f.Endpoint), dash(f.Pod), dash(f.Node),
+			dash(f.Error), after, dash(f.Client))
 		if err != nil {
 			return err
 		}
@@ -30,15 +33,33 @@ func Failures(out io.Writer, all []api.Failure, now time.Time) error {
 
 // Slow writes a table of slow endpoints.
 func Slow(out io.Writer, all []slow.Endpoint) error {
-	t := NewTable(out, "SERVICE", "ENDPOINT", "POD", "NODE", "LATE", "FIRST BYTE P50", "P99", "OTHERS' P50", "P99", "CONNECT P50", "OTHERS'")
+	t := NewTable(out, proxyNode, "SERVICE", "ENDPOINT", "POD", "NODE", "LATE", "FIRST BYTE P50", "P99", "OTHERS' P50", "P99", "CONNECT P50", "OTHERS'")
 	for i := range all {
 		e := &all[i]
 		p50, p99 := us(e.FirstP50US), us(e.FirstP99US)
 		if e.Late == slow.NoAnswer {
 			p50, p99 = "-", ">"+us(e.UnansweredUS)
 		}
-		err := t.Row(dash(e.Service), e.Endpoint, dash(e.Pod), dash(e.Node), e.Late, p50, p99,
+		err := t.Row(printable.Name(e.ProxyNode), dash(e.Service), e.Endpoint, dash(e.Pod), dash(e.Node), e.Late, p50, p99,
 			us(e.SiblingFirstP50US), us(e.SiblingFirstP99US), us(e.ConnectP50US), us(e.SiblingConnectP50US))
+		if err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// Nodes writes a table of the states of proxies.
+func Nodes(out io.Writer, all []api.Status) error {
+	t := NewTable(out, proxyNode, "STATE", "VERSION", "UP", "SERVICE PORTS", "ENDPOINTS", "DATA PATH", "RELAYED", "FLOWS", "PROBLEMS", "TROUBLE")
+	for i := range all {
+		s := &all[i]
+		state := "in force"
+		if !s.Ready {
+			state = "NOT in force"
+		}
+		err := t.Row(printable.Name(s.Node), state, dash(s.Version.Version), amount.Duration(max(time.Since(s.Started), 0)), strconv.Itoa(s.Ports), strconv.Itoa(s.Endpoints),
+			dash(s.DataPath), strconv.FormatInt(s.Connections+s.Sessions, 10), strconv.FormatInt(s.Flows, 10), strconv.Itoa(s.ProblemsAll), dash(s.Trouble))
 		if err != nil {
 			return err
 		}

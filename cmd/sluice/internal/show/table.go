@@ -4,6 +4,7 @@ package show
 
 import (
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,11 +16,13 @@ import (
 )
 
 // Table writes rows in columns. It learns the widths from the first rows, so that
-// rows of a long list appear soon; later rows may be wider.
+// rows of a long list appear soon; later rows may be wider. The column of the
+// proxy's node is left out if one proxy alone was asked.
 type Table struct {
 	out    io.Writer
 	widths []int
 	rows   [][]string // until the widths are known
+	first  int        // the first column that is written
 }
 
 // learned is how many rows decide on the widths.
@@ -45,6 +48,9 @@ func (t *Table) Row(cells ...string) error {
 func (t *Table) Flush() error {
 	rows := t.rows
 	t.rows = nil
+	if len(rows) > 0 && rows[0][0] == proxyNode && !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[0] != "" }) {
+		t.first = 1
+	}
 	for _, row := range rows {
 		for i, cell := range row {
 			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(cell))
@@ -61,6 +67,9 @@ func (t *Table) Flush() error {
 func (t *Table) write(row []string) error {
 	var b strings.Builder
 	for i, cell := range row {
+		if i < t.first {
+			continue
+		}
 		b.WriteString(cell)
 		if i < len(row)-1 {
 			b.WriteString(strings.Repeat(" ", max(t.widths[i]-utf8.RuneCountInString(cell), 0)+2))
@@ -71,6 +80,9 @@ func (t *Table) write(row []string) error {
 	return err
 }
 
+// proxyNode is the heading of the column of the proxy's node.
+const proxyNode = "PROXY NODE"
+
 // Connections writes a table of connections.
 type Connections struct {
 	table *Table
@@ -80,7 +92,7 @@ type Connections struct {
 // NewConnections returns a table of connections, with all columns or the most
 // important ones.
 func NewConnections(out io.Writer, wide bool) *Connections {
-	header := []string{"STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
+	header := []string{proxyNode, "STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
 	if wide {
 		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
 			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
@@ -128,7 +140,7 @@ func both(client, endpoint *uint64, text func(uint64) string) string {
 // Row adds a connection.
 func (c *Connections) Row(o *api.Connection) error {
 	cells := []string{
-		dash(o.State), dash(o.Service), dash(o.Client), dash(o.Endpoint), dash(o.Pod), us(o.DurationUS),
+		printable.Name(o.ProxyNode), dash(o.State), dash(o.Service), dash(o.Client), dash(o.Endpoint), dash(o.Pod), us(o.DurationUS),
 		amount.Bytes(o.BytesFromClient), amount.Bytes(o.BytesFromEndpoint),
 	}
 	if c.wide {

@@ -87,10 +87,13 @@ func Find(rows []api.Rates) Found {
 			}
 		}
 	}
-	slices.SortFunc(found.Slow, func(a, b Endpoint) int {
-		return cmp.Or(cmp.Compare(b.excess(), a.excess()), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Endpoint, b.Endpoint))
-	})
+	slices.SortFunc(found.Slow, func(a, b Endpoint) int { return Compare(&a, &b) })
 	return found
+}
+
+// Compare sorts the slowest first.
+func Compare(a, b *Endpoint) int {
+	return cmp.Or(cmp.Compare(b.excess(), a.excess()), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Endpoint, b.Endpoint))
 }
 
 // isSilent reports whether an endpoint leaves more requests unanswered than it answers.

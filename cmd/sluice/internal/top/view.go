@@ -166,17 +166,22 @@ func (m *Model) table(b *strings.Builder) {
 }
 
 // Table returns the rows of a frame with all columns, and with whole names: a program may
-// read it.
+// read it. If rows have a proxy's node, it is the first column.
 func Table(f *api.Frame) string {
-	wide := 60
+	wide, node := 60, 0
 	for i := range f.Rows {
 		wide = max(wide, utf8.RuneCountInString(Name(&f.Rows[i]))+1)
+		if name := f.Rows[i].ProxyNode; name != "" {
+			node = max(node, utf8.RuneCountInString(printable.Name(name))+2, len("PROXY NODE")+2)
+		}
 	}
-	text := header(columns, wide) + "\n"
+	var text strings.Builder
+	line := func(name, rest string) { text.WriteString(pad(name, node) + rest + "\n") }
+	line("PROXY NODE"[:min(node, len("PROXY NODE"))], header(columns, wide))
 	for i := range f.Rows {
-		text += row(&f.Rows[i], columns, wide) + "\n"
+		line(printable.Name(f.Rows[i].ProxyNode), row(&f.Rows[i], columns, wide))
 	}
-	return text
+	return text.String()
 }
 
 func header(shown []column, wide int) string {
