@@ -58,6 +58,18 @@ func TestManyOpenFlows(t *testing.T) {
 			say("memory of each: %d B of the process, %d B of the kernel's maps as they say; %d MiB of the maps were there before",
 				(after.process-before.process)/n, (after.maps-before.maps)/n, before.maps>>20)
 
+			began = time.Now()
+			out, err := sluice(t, lab, "conns", "-o", "json", "state=open")
+			if got := strings.Count(out, "\n"); err != nil || got != size {
+				t.Errorf("conns lists %d of %d connections: %v", got, size, err)
+			}
+			all := time.Since(began)
+			began = time.Now()
+			if _, err := sluice(t, lab, "conns", "--sort=-bytes", "--limit=20", "service=default/s1"); err != nil {
+				t.Error(err)
+			}
+			say("conns: all in %v, the largest 20 of a Service in %v", all.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+
 			c.each(size, size+beside, 1, greeting)
 			p50, p99 = c.times(size, size+beside)
 			say("new connections beside them: p50 %v, p99 %v", p50, p99)
