@@ -25,7 +25,8 @@ func (o *lister) register(cmd *cobra.Command, limit int) {
 	cmd.Flags().IntVar(&o.limit, "limit", limit, "show at most so many")
 }
 
-// list asks a path of the admin API and writes the rows of the answer. rows returns
+// list asks a path of the admin API and writes the rows of the answer, at most as many as
+// the user wants; the query may have another limit for what is asked for. rows returns
 // them, and how many there are in all; none is said where there are none.
 func list[Answer, Row any](o *lister, cmd *cobra.Command, path string, query url.Values, rows func(*Answer) ([]Row, int), table func(io.Writer, []Row) error, none string) error {
 	if err := between("limit", o.limit, 1, api.MaxRows); err != nil {
@@ -35,7 +36,9 @@ func list[Answer, Row any](o *lister, cmd *cobra.Command, path string, query url
 	if err != nil {
 		return err
 	}
-	query.Set("limit", strconv.Itoa(o.limit))
+	if !query.Has("limit") {
+		query.Set("limit", strconv.Itoa(o.limit))
+	}
 	answer := new(Answer)
 	if err := c.Get(ctx, path, query, answer); err != nil {
 		return err

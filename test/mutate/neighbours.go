@@ -78,6 +78,16 @@ var neighbours = []mutation{
 		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
 	},
 	{
+		name: "fewest-failures-first", what: "who fails most is at the end of the list",
+		file: "cmd/sluice/internal/blame/blame.go", old: "cmp.Compare(b.Count, a.Count)", new: "cmp.Compare(a.Count, b.Count)",
+		pkg: "cmd/sluice/internal/blame", test: "TestSum",
+	},
+	{
+		name: "full-endpoint-untold", what: "nothing says that an endpoint has all connections that it may have",
+		file: "live/standing.go", old: "Full: s.Full}", new: "Full: false}",
+		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod",
+	},
+	{
 		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
 		file: "cmd/sluice/conntrack.go", old: "case o.serviceProxyName != \"\":", new: "case false:",
 		pkg: "cmd/sluice", test: "TestConntrackSettingsInKubeProxysPlace",

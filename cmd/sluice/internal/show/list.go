@@ -7,11 +7,27 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/blame"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/slow"
 	"github.com/sluice-proxy/sluice/internal/amount"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 )
+
+// Blame writes a table of endpoints with their failures.
+func Blame(out io.Writer, all []blame.Failures, now time.Time) error {
+	t := NewTable(out, "COUNT", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "LAST", "FIRST", "CLIENTS", "LAST CLIENT")
+	for i := range all {
+		f := &all[i]
+		age := func(at time.Time) string { return amount.Duration(max(now.Sub(at), 0)) + " ago" }
+		err := t.Row(strconv.Itoa(f.Count), dash(f.Service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
+			age(f.Last), age(f.First), strconv.Itoa(f.Clients), dash(f.LastClient))
+		if err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
 
 // Failures writes a table of failed attempts, with their ages.
 func Failures(out io.Writer, all []api.Failure, now time.Time) error {
