@@ -19,6 +19,8 @@ type JSONEncoder struct {
 	line   []byte
 	second int64  // since 1970, that date is for
 	date   []byte // as in RFC 3339, up to the second
+	// ClientPod finds an endpoint of the client's pod, or nil; it is not asked if it is nil.
+	ClientPod func(netip.Addr) *service.Endpoint
 }
 
 // NewJSONEncoder returns an encoder that writes each record by one Write.
@@ -43,6 +45,10 @@ func (j *JSONEncoder) Encode(r *Record) {
 	b = appendAddress(b, "client", r.Client)
 	if node := r.ClientNode(); node != "" {
 		b = appendText(b, "client_node", node)
+	} else if j.ClientPod != nil {
+		if ep := j.ClientPod(r.Client.Addr()); ep != nil {
+			b = appendStrings(appendKey(b, "client_pod"), ep.Pod.Namespace, "/", ep.Pod.Name)
+		}
 	}
 	if via := r.Via(); via.IsValid() {
 		b = appendAddress(b, "via", via)

@@ -64,12 +64,24 @@ type recordFilter struct{ filter.Filter }
 func (f *recordFilter) Type() string { return "FILTER" }
 
 func (f *recordFilter) Set(s string) error {
-	parsed, err := filter.ParseForRecords(s)
+	parsed, err := parseRecordFilter(s)
 	if err != nil {
-		return errors.New("\n" + pointed(err).Error())
+		return err
 	}
 	f.Filter = *parsed
 	return nil
+}
+
+// parseRecordFilter parses a filter of the access log.
+func parseRecordFilter(text string) (*filter.Filter, error) {
+	f, err := filter.ParseForRecords(text)
+	if err != nil {
+		return nil, errors.New("\n" + pointed(err).Error())
+	}
+	if f.NamesClients() {
+		return nil, errors.New("client_pod: the access log does not know the pods of clients")
+	}
+	return f, nil
 }
 
 // sample says that one connection in each of those that match is written.
@@ -100,9 +112,9 @@ func (s *samples) Set(text string) error {
 	if !ok || err != nil || each == 0 {
 		return fmt.Errorf("%q does not begin with 1/N, such as 1/100", text)
 	}
-	f, err := filter.ParseForRecords(rest)
+	f, err := parseRecordFilter(rest)
 	if err != nil {
-		return errors.New("\n" + pointed(err).Error())
+		return err
 	}
 	*s = append(*s, sample{each, f})
 	return nil

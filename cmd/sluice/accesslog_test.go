@@ -42,7 +42,7 @@ func TestAccessLogSample(t *testing.T) {
 	if keep(&conntrack.Record{ID: 1, End: conntrack.Idle}) {
 		t.Error("a record is written that the filter leaves out")
 	}
-	for _, wrong := range []string{"", "100", "1/0", "2/100", "1/x", "1/-1", "1/100 end=x"} {
+	for _, wrong := range []string{"", "100", "1/0", "2/100", "1/x", "1/-1", "1/100 end=x", "1/100 client_pod=shop/web"} {
 		if err := f.Parse([]string{"--access-log-sample", wrong}); err == nil {
 			t.Errorf("%q is taken", wrong)
 		}

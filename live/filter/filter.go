@@ -16,9 +16,11 @@
 package filter
 
 import (
+	"net/netip"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 const (
@@ -34,6 +36,8 @@ type Filter struct {
 	text  string
 	terms []term
 	open  bool // a field is one that only the transport of an open connection says
+	// clients names clients' pods; nil if no term asks for them.
+	clients *clients
 }
 
 // term is one condition.
@@ -65,6 +69,17 @@ func (t *term) match(r *conntrack.Record) bool {
 
 // NeedsTransport reports whether Match looks at Record.Transport.
 func (f *Filter) NeedsTransport() bool { return f.open }
+
+// NamesClients reports whether Match asks for the pods of clients.
+func (f *Filter) NamesClients() bool { return f.clients != nil }
+
+// NameClients tells the filter how to find the pod of a client: at returns an endpoint of it,
+// or nil. Call it before the first Match; without it, no client has a pod.
+func (f *Filter) NameClients(at func(netip.Addr) *service.Endpoint) {
+	if f.clients != nil {
+		f.clients.at = at
+	}
+}
 
 // IsEmpty reports whether the filter selects all.
 func (f *Filter) IsEmpty() bool { return len(f.terms) == 0 }

@@ -236,7 +236,7 @@ node!=a*b
 		{"ü=1 x=1", `
 ü=1 x=1
 ^
-there is no field "ü"; fields are affinity, attempts, bytes, bytes_from_client, bytes_from_endpoint, client, client_node, client_rtt, connect, duration, end, endpoint, endpoint_rtt, error, failures, first_byte, id, idle, namespace, node, path, pod, protocol, retransmits, rtt, service, source, source_address, state, tried, unacked, via, vip, vip_kind, waited, zone`},
+there is no field "ü"; fields are affinity, attempts, bytes, bytes_from_client, bytes_from_endpoint, client, client_node, client_pod, client_rtt, connect, duration, end, endpoint, endpoint_rtt, error, failures, first_byte, id, idle, namespace, node, path, pod, protocol, retransmits, rtt, service, source, source_address, state, tried, unacked, via, vip, vip_kind, waited, zone`},
 	} {
 		_, err := Parse(tt.filter)
 		e, ok := err.(*Error)

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,7 +40,7 @@ func parse(p *parser) (*Filter, error) {
 		}
 		f.terms = append(f.terms, t)
 	}
-	f.open = p.open
+	f.open, f.clients = p.open, p.clients
 	return f, nil
 }
 
@@ -50,6 +51,7 @@ type parser struct {
 	values  int
 	records bool // the filter is for records
 	open    bool // a field is of open connections
+	clients *clients
 }
 
 // blanks separate terms.
@@ -193,7 +195,12 @@ func (p *parser) value(f *field, op operator, from, to int) (func(*conntrack.Rec
 	if p.values++; p.values > maxValues {
 		return nil, p.tooMany(from, to)
 	}
-	holds, err := f.compile(op, text)
+	compile := f.compile
+	if compile == nil {
+		p.clients = cmp.Or(p.clients, new(clients))
+		compile = p.clients.compile
+	}
+	holds, err := compile(op, text)
 	if err != nil {
 		return nil, p.fail(from, to, "%s", err.Error())
 	}

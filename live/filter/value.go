@@ -62,6 +62,23 @@ func qualified(get func(*conntrack.Record) *service.Name) compiler {
 	}
 }
 
+// clients finds the pods of clients.
+type clients struct {
+	at func(netip.Addr) *service.Endpoint // nil: nobody knows
+}
+
+// compile compiles the client's pod.
+func (c *clients) compile(_ operator, text string) (match, error) {
+	holds, err := namePattern(text)
+	return func(r *conntrack.Record) bool {
+		if c.at == nil || r.ClientNode() != "" {
+			return false
+		}
+		ep := c.at(r.Client.Addr())
+		return ep != nil && holds(&ep.Pod)
+	}, err
+}
+
 func namePattern(text string) (func(*service.Name) bool, error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok {

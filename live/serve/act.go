@@ -66,6 +66,7 @@ func (h *Handler) end(r *http.Request, asked *api.Close) (any, error) {
 	case asked.Limit < 0:
 		return nil, wrong("limit: %d is negative", asked.Limit)
 	}
+	h.pods.name(f)
 	answer := &api.Closed{}
 	if asked.DryRun {
 		list := h.options.View.List

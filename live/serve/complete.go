@@ -46,10 +46,10 @@ func (h *Handler) valuesOf(field string) (values []string) {
 				}
 			}
 		}
-	case "endpoint", "tried", "pod", "node", "zone":
+	case "endpoint", "tried", "pod", "client_pod", "node", "zone":
 		endpointsOf(snap, func(_ *service.Port, e *service.Endpoint) {
 			switch field {
-			case "pod":
+			case "pod", "client_pod":
 				add(e.PodName())
 			case "node":
 				add(e.Node)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 
@@ -36,22 +37,30 @@ func (h *Handler) connections(r *http.Request, q *params) (any, error) {
 	}
 	answer := &page{Open: found.Open, Matched: found.Matched, Connections: []json.RawMessage{}}
 	for i := range found.Records {
-		answer.Connections = append(answer.Connections, encode(&found.Records[i]))
+		answer.Connections = append(answer.Connections, h.encode(&found.Records[i]))
 	}
 	return answer, nil
 }
 
+// encoder returns an encoder of records, which names clients' pods.
+func (h *Handler) encoder(w io.Writer) *conntrack.JSONEncoder {
+	h.pods.prepare()
+	e := conntrack.NewJSONEncoder(w)
+	e.ClientPod = h.pods.At
+	return e
+}
+
 // encode returns a record as one JSON object.
-func encode(r *conntrack.Record) json.RawMessage {
+func (h *Handler) encode(r *conntrack.Record) json.RawMessage {
 	var b bytes.Buffer
-	conntrack.NewJSONEncoder(&b).Encode(r)
+	h.encoder(&b).Encode(r)
 	return bytes.TrimSpace(b.Bytes())
 }
 
 // encodeJudged returns a record with the verdict about it.
-func encodeJudged(r *conntrack.Record) json.RawMessage {
+func (h *Handler) encodeJudged(r *conntrack.Record) json.RawMessage {
 	verdict, _ := json.Marshal(live.Judge(r)) // two texts are no error
-	line := encode(r)
+	line := h.encode(r)
 	return append(append(append(line[:len(line)-1:len(line)-1], `,"verdict":`...), verdict...), '}')
 }
 
@@ -62,9 +71,9 @@ func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 		return nil, wrong("%q is not the number of a connection", r.PathValue("id"))
 	}
 	var answer json.RawMessage
-	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = encodeJudged(r) })
+	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = h.encodeJudged(r) })
 	if err == nil && !found {
-		found, err = h.findPast(r.Context(), id, func(r *conntrack.Record) { answer = encodeJudged(r) })
+		found, err = h.findPast(r.Context(), id, func(r *conntrack.Record) { answer = h.encodeJudged(r) })
 	}
 	if err != nil {
 		return nil, err
@@ -81,7 +90,7 @@ func (h *Handler) allConnections(s *stream, q *params) error {
 	if q.err != nil {
 		return q.err
 	}
-	encoder := conntrack.NewJSONEncoder(s)
+	encoder := h.encoder(s)
 	list := h.options.View.List
 	if transport || f.NeedsTransport() {
 		list = h.options.View.Inspect
@@ -113,7 +122,7 @@ func (h *Handler) tap(s *stream, q *params) error {
 	}
 	defer tap.Close()
 	s.begin()
-	encoder := conntrack.NewJSONEncoder(s)
+	encoder := h.encoder(s)
 	buf := make([]conntrack.Record, tapBatch)
 	for {
 		n, lost, err := tap.Next(s.context(), buf)

@@ -19,7 +19,8 @@ import (
 // check it before any of them is used.
 type params struct {
 	url.Values
-	err error
+	err  error
+	pods *pods
 }
 
 // readParams reads the parameters of a request, each at most once, and no others than
@@ -45,14 +46,21 @@ func (q *params) note(err error) { q.err = cmp.Or(q.err, err) }
 // filter reads the filter; the empty one selects all.
 func (q *params) filter() *filter.Filter {
 	f, err := filter.Parse(q.Get("filter"))
-	q.note(err)
-	return f
+	return q.named(f, err)
 }
 
 // recordFilter is filter for records of connections that end.
 func (q *params) recordFilter() *filter.Filter {
 	f, err := filter.ParseForRecords(q.Get("filter"))
+	return q.named(f, err)
+}
+
+// named notes the error of a filter, or has the filter name clients.
+func (q *params) named(f *filter.Filter, err error) *filter.Filter {
 	q.note(err)
+	if err == nil {
+		q.pods.name(f)
+	}
 	return f
 }
 

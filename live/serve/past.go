@@ -38,7 +38,7 @@ func (h *Handler) past(s *stream, q *params) error {
 	s.send(&struct {
 		Past api.Past `json:"past"`
 	}{api.Past{Since: view.Since.UTC(), Kept: view.Kept, Lost: view.Lost}})
-	encoder := conntrack.NewJSONEncoder(s)
+	encoder := h.encoder(s)
 	return view.Visit(s.context(), since, limit, f.Match, func(r *conntrack.Record) error {
 		encoder.Encode(r)
 		return s.err

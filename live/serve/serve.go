@@ -56,11 +56,13 @@ type Handler struct {
 	options     Options
 	mux         *http.ServeMux
 	pastReaders chan struct{} // has an element for each
+	pods        pods
 }
 
 // New returns a Handler.
 func New(o Options) *Handler {
 	h := &Handler{options: o, mux: http.NewServeMux(), pastReaders: make(chan struct{}, maxPastReaders)}
+	h.pods.snapshot = func() *service.Snapshot { return o.Policy().Snapshot() }
 	h.get(api.PathVersion, h.version)
 	h.get(api.PathConnections, h.connections, "filter", "sort", "offset", "limit", "transport")
 	h.get(api.PathConnection, h.connection)
@@ -124,6 +126,7 @@ func (h *Handler) get(path string, f func(*http.Request, *params) (any, error), 
 		ctx, cancel := context.WithTimeout(r.Context(), answerTime)
 		defer cancel()
 		q := readParams(r, allowed)
+		q.pods = &h.pods
 		if q.err != nil {
 			fail(w, q.err)
 			return

@@ -35,6 +35,7 @@ func (h *Handler) stream(path string, f func(*stream, *params) error, allowed ..
 		s := &stream{w: w, control: http.NewResponseController(w), request: r}
 		s.buffer = bufio.NewWriterSize(timed{s}, streamBuffer)
 		q := readParams(r, allowed)
+		q.pods = &h.pods
 		err := q.err
 		// The answer to HEAD has no lines. Its end would not come, and the connection's
 		// next request would wait for it.

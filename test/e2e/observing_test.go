@@ -18,6 +18,8 @@ import (
 // text is for those that have nothing to say there.
 var observed = map[string]string{
 	"conns client=10.1.0.2 -o wide":                           "default/web-1",
+	"conns client_pod=default/web-1":                          "no open connection matches",
+	"tap client_pod=default/web-1":                            "",
 	"tap client=10.1.0.2":                                     "default/web",
 	"log client=10.1.0.2":                                     "-> 10.96.0.10:80",
 	"log --since 1h service=default/web":                      "client_reset",

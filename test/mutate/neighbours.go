@@ -88,6 +88,21 @@ var neighbours = []mutation{
 		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod",
 	},
 	{
+		name: "pods-confused", what: "a process of the node passes for one of the pods with the node's network",
+		file: "live/serve/pods.go", old: "several = several || all[n].Pod != all[0].Pod", new: "several = false",
+		pkg: "live/serve", test: "TestClientPods",
+	},
+	{
+		name: "pods-of-yesterday", what: "a long tap names the pod that had a client's address when it began",
+		file: "live/serve/pods.go", old: "x.of != p.snapshot() && ", new: "x.of == nil && ",
+		pkg: "live/serve", test: "TestPodsFollowTheConfiguration",
+	},
+	{
+		name: "client-pods-unnamed", what: "records do not say which pod is the client",
+		file: "live/serve/connections.go", old: "e.ClientPod = h.pods.At", new: "e.ClientPod = nil",
+		pkg: "test/e2e", test: "TestClientsPodsAreNamed",
+	},
+	{
 		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
 		file: "cmd/sluice/conntrack.go", old: "case o.serviceProxyName != \"\":", new: "case false:",
 		pkg: "cmd/sluice", test: "TestConntrackSettingsInKubeProxysPlace",

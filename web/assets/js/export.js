@@ -4,7 +4,7 @@ import { el } from "/js/dom.js";
 
 /** The columns of CSV, as sluice conns -o csv has them: the fields of JSON. */
 export const columns = [
-  "time", "id", "state", "protocol", "path", "client", "client_node", "via", "vip", "vip_kind", "service", "endpoint", "pod", "node", "zone", "source", "source_address", "affinity",
+  "time", "id", "state", "protocol", "path", "client", "client_node", "client_pod", "via", "vip", "vip_kind", "service", "endpoint", "pod", "node", "zone", "source", "source_address", "affinity",
   "attempts", "failed_attempts", "waited_us", "connect_us", "first_byte_us", "duration_us", "bytes_from_client", "bytes_from_endpoint", "datagrams_from_client", "datagrams_from_endpoint",
   "messages_from_client", "messages_from_endpoint", "streams_from_client", "streams_to_client",
   "idle_us", "client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits",

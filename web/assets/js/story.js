@@ -52,7 +52,7 @@ export function story(selection) {
   function head() {
     const state = !c.end ? (gone ? "has ended" : c.state === "connecting" ? "connecting" : "open") : ending(c.end);
     return el("dl", { class: "facts" }, [
-      ["Client", el("span", {}, el("span", { class: "code" }, c.client), c.client_node ? ", the node " + c.client_node : "", c.via ? ", by way of " + c.via : "")],
+      ["Client", el("span", {}, el("span", { class: "code" }, c.client), c.client_node ? ", the node " + c.client_node : "", c.client_pod ? ", the pod " + c.client_pod : "", c.via ? ", by way of " + c.via : "")],
       ["Asked for", el("span", { class: "code" }, c.vip + " (" + c.vip_kind + ")")],
       ["Service", c.service && el("button", { type: "button", class: "link", onclick: () => select({ kind: "service", key: c.service + " " + c.protocol, service: c.service, protocol: c.protocol }) }, c.service)],
       ["Reached", c.endpoint && el("button", { type: "button", class: "link", onclick: () => select({ kind: "endpoint", endpoint: c.endpoint }) }, (c.pod ?? c.endpoint) + (c.pod ? ", " + c.endpoint : ""))],

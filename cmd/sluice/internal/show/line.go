@@ -33,6 +33,7 @@ func Line(c *api.Connection) string {
 	}
 	add(" node ", printable.Name(c.ClientNode))
 	add(" ", c.Client)
+	add(" ", printable.Name(c.ClientPod))
 	add(" -> ", c.VIP)
 	if c.Protocol != "TCP" {
 		add(" ", c.Protocol)

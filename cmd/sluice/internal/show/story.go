@@ -22,6 +22,9 @@ func Story(out io.Writer, c *api.Connection) error {
 	if c.ClientNode != "" {
 		client += ", the node " + c.ClientNode
 	}
+	if c.ClientPod != "" {
+		client += ", the pod " + c.ClientPod
+	}
 	if c.Via != "" {
 		client += ", by way of " + c.Via
 	}

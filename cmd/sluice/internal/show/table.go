@@ -94,7 +94,7 @@ type Connections struct {
 func NewConnections(out io.Writer, wide bool) *Connections {
 	header := []string{proxyNode, "STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
 	if wide {
-		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
+		header = append(header, "ID", "CLIENT POD", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
 			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
 	}
 	return &Connections{table: NewTable(out, header...), wide: wide}
@@ -148,7 +148,7 @@ func (c *Connections) Row(o *api.Connection) error {
 		if o.Source != "" {
 			seen = o.Source + " " + seen
 		}
-		cells = append(cells, strconv.FormatUint(o.ID, 10), dash(o.Protocol), dash(o.Path), dash(o.VIP), dash(o.Node), dash(o.Zone),
+		cells = append(cells, strconv.FormatUint(o.ID, 10), dash(o.ClientPod), dash(o.Protocol), dash(o.Path), dash(o.VIP), dash(o.Node), dash(o.Zone),
 			seen, strconv.Itoa(o.Attempts), known(o.ConnectUS), known(o.FirstByteUS), dash(o.Affinity),
 			known(o.IdleUS), known(o.ClientRTTUS)+"/"+known(o.EndpointRTTUS), counts(o.ClientRetransmits, o.EndpointRetransmits),
 			sizes(o.ClientUnacked, o.EndpointUnacked), sizes(o.ClientWindow, o.EndpointWindow))
