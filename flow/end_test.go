@@ -112,3 +112,34 @@ func TestLingers(t *testing.T) {
 		}
 	}
 }
+
+// A reset ends a connection whatever came before, unless its sender was done with it: then it answers
+// a segment that came twice, such as a FIN that was sent again.
+func TestEndOf(t *testing.T) {
+	const (
+		clientFin, endpointFin     = bpf.KernelSeenCLIENT_FIN, bpf.KernelSeenENDPOINT_FIN
+		clientAcked, endpointAcked = bpf.KernelSeenCLIENT_FIN_ACKED, bpf.KernelSeenENDPOINT_FIN_ACKED
+		clientRST, endpointRST     = bpf.KernelSeenCLIENT_RST, bpf.KernelSeenENDPOINT_RST
+	)
+	for _, c := range []struct {
+		first, seen bpf.KernelSeen
+		want        conntrack.End
+	}{
+		{clientFin, clientFin | endpointFin | clientAcked | endpointAcked, conntrack.ClientFin},
+		{endpointFin, clientFin | endpointFin | clientAcked | endpointAcked, conntrack.EndpointFin},
+		{clientRST, clientRST, conntrack.ClientReset},
+		{endpointRST, endpointRST | clientRST, conntrack.EndpointReset},
+		{clientFin, clientFin | clientRST, conntrack.ClientReset},
+		{clientFin, clientFin | endpointFin | clientRST, conntrack.ClientReset}, // it has not read all
+		{endpointFin, endpointFin | endpointAcked | clientRST, conntrack.ClientReset},
+		{clientFin, clientFin | endpointFin | endpointAcked | clientRST, conntrack.ClientFin},
+		{endpointFin, clientFin | endpointFin | endpointAcked | clientRST, conntrack.EndpointFin},
+		{clientFin, clientFin | clientAcked | endpointRST, conntrack.EndpointReset},
+		{endpointFin, clientFin | endpointFin | endpointRST, conntrack.EndpointReset},
+		{endpointFin, clientFin | endpointFin | clientAcked | endpointRST, conntrack.EndpointFin},
+	} {
+		if got := endOf(c.first, c.seen); got != c.want {
+			t.Errorf("%b, the first %b: %s, want %s", c.seen, c.first, got, c.want)
+		}
+	}
+}

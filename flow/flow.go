@@ -204,14 +204,19 @@ func endOfAssociation(first, seen bpf.KernelSeen) conntrack.End {
 }
 
 // endOf returns how a connection ended, from what BPF saw until then and what came first.
-// A reset counts more than a FIN of the other side before it: bytes may be missing.
+// A reset counts more than a FIN of the other side before it: bytes may be missing. They are not if
+// its sender has sent a FIN, and acknowledged the other side's: it answers a segment that came twice.
 func endOf(first, seen bpf.KernelSeen) conntrack.End {
+	const (
+		clientDone   = bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenENDPOINT_FIN_ACKED
+		endpointDone = bpf.KernelSeenENDPOINT_FIN | bpf.KernelSeenCLIENT_FIN_ACKED
+	)
 	switch {
 	case first == bpf.KernelSeenCLIENT_RST:
 		return conntrack.ClientReset
-	case first == bpf.KernelSeenENDPOINT_RST, seen&bpf.KernelSeenENDPOINT_RST != 0:
+	case first == bpf.KernelSeenENDPOINT_RST, seen&bpf.KernelSeenENDPOINT_RST != 0 && seen&endpointDone != endpointDone:
 		return conntrack.EndpointReset
-	case seen&bpf.KernelSeenCLIENT_RST != 0:
+	case seen&bpf.KernelSeenCLIENT_RST != 0 && seen&clientDone != clientDone:
 		return conntrack.ClientReset
 	case first == bpf.KernelSeenENDPOINT_FIN:
 		return conntrack.EndpointFin
