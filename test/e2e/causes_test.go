@@ -143,4 +143,3 @@ func (c *cause) fill(t *testing.T, lab *netns.Lab, bad *netns.Host, address stri
 		t.Cleanup(func() { _ = conn.Close() })
 	}
 }
-

@@ -125,7 +125,7 @@ func refusedPackets(t *testing.T, p *proxy, reason string) float64 {
 func wantListed(t *testing.T, lab *netns.Lab, c turnedAway) {
 	t.Helper()
 	wait.For(t, "sluice failures lists it", startTimeout, func() error {
-		out, err := sluice(t, lab, "failures", "--limit", "1", "-o", "json")
+		out, err := sluice(t, lab, "failures", "--each", "--limit", "1", "-o", "json")
 		if err != nil {
 			return err
 		}

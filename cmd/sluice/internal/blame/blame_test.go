@@ -22,14 +22,17 @@ func TestSum(t *testing.T) {
 		failure(4, "b", "timeout", "10.1.0.1:4"),
 		failure(5, "b", "timeout", "10.1.0.2:4"),
 		failure(9, "", "other", "10.1.0.2:5"),
+		{Time: at.Add(-10 * time.Second), VIP: "10.96.0.9:80", Error: "unknown_address", Client: "10.1.0.2", Packets: 3},
+		{Time: at.Add(-11 * time.Second), VIP: "10.96.0.9:80", Error: "unknown_address", Client: "10.1.0.2", Packets: 4},
 	}) {
-		got = append(got, fmt.Sprintf("%d %s %s from %.0f to %.0f, %d clients, last %s of %d", s.Count, s.Pod, s.Error, at.Sub(s.First).Seconds(), at.Sub(s.Last).Seconds(), s.Clients, s.LastClient, s.LastID))
+		got = append(got, fmt.Sprintf("%d %s%s %s from %.0f to %.0f, %d clients, last %s of %d, %d packets", s.Count, s.Pod, s.VIP, s.Error, at.Sub(s.First).Seconds(), at.Sub(s.Last).Seconds(), s.Clients, s.LastClient, s.LastID, s.Packets))
 	}
 	want := []string{
-		"3 b timeout from 5 to 2, 2 clients, last 10.1.0.1:2 of 98",
-		"1 a refused from 1 to 1, 1 clients, last 10.1.0.1:1 of 99",
-		"1 b refused from 3 to 3, 1 clients, last [fd00::1]:3 of 97",
-		"1  other from 9 to 9, 1 clients, last 10.1.0.2:5 of 91",
+		"3 b timeout from 5 to 2, 2 clients, last 10.1.0.1:2 of 98, 0 packets",
+		"2 10.96.0.9:80 unknown_address from 11 to 10, 1 clients, last 10.1.0.2 of 0, 7 packets",
+		"1 a refused from 1 to 1, 1 clients, last 10.1.0.1:1 of 99, 0 packets",
+		"1 b refused from 3 to 3, 1 clients, last [fd00::1]:3 of 97, 0 packets",
+		"1  other from 9 to 9, 1 clients, last 10.1.0.2:5 of 91, 0 packets",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q\nwant %q", got, want)

@@ -20,7 +20,11 @@ func Blame(out io.Writer, all []blame.Failures, now time.Time) error {
 	for i := range all {
 		f := &all[i]
 		age := func(at time.Time) string { return amount.Duration(max(now.Sub(at), 0)) + " ago" }
-		err := t.Row(strconv.Itoa(f.Count), dash(f.Service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
+		count := strconv.Itoa(f.Count)
+		if f.Packets > 0 { // refused or dropped
+			count += fmt.Sprintf(" (%d packets)", f.Packets)
+		}
+		err := t.Row(count, dash(cmp.Or(f.Service, f.VIP)), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
 			age(f.Last), age(f.First), strconv.Itoa(f.Clients), dash(f.LastClient))
 		if err != nil {
 			return err
