@@ -100,6 +100,7 @@ type Balancer struct {
 	uncounted Loads                       // in place of Options.Loads
 
 	pinCounters pinCounters
+	mirror      atomic.Pointer[Mirror] // nil: nobody follows the pins
 }
 
 // Pause is the index that Next returns if the connection must wait before its
@@ -150,7 +151,7 @@ func (b *Balancer) Configure(opts Options) {
 	case prev != nil && prev.pins != nil && prev.maxPins == next.maxPins:
 		next.pins = prev.pins
 	default:
-		next.pins = newPinTable(next.maxPins, &b.pinCounters)
+		next.pins = newPinTable(next.maxPins, &b.pinCounters, &b.mirror)
 	}
 	b.config.Store(next)
 	if prev != nil && prev.pins != nil && prev.pins != next.pins {
@@ -202,10 +203,36 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, conn Conn, now i
 func (b *Balancer) MaxOpen() int { return b.config.Load().most }
 
 // Independent returns the algorithm if a new connection's choice depends on nothing but
-// the candidates: there is no affinity and no limit, and no endpoint is ejected. Others may then make the choice, and call Chosen.
+// the candidates, and with session affinity on the client's pin: there is no limit, and no endpoint is
+// ejected. Others may then make the choice, and call Chosen.
 func (b *Balancer) Independent() (a Algorithm, ok bool) {
 	c := b.config.Load()
-	return c.algorithm, c.pins == nil && c.most == 0 && c.loads.ejections.settings.Load() == nil
+	return c.algorithm, c.most == 0 && c.loads.ejections.settings.Load() == nil
+}
+
+// AffinityWindow returns how long a client is remembered after its last connection; 0: not at all.
+func (b *Balancer) AffinityWindow() time.Duration { return time.Duration(b.config.Load().window) }
+
+// Kept renews the pin of a client whose connection began at an endpoint that Next has not chosen, if
+// the pin names the endpoint. It returns the effect of session affinity.
+func (b *Balancer) Kept(client netip.Addr, ep netip.AddrPort, now int64) Affinity {
+	c := b.config.Load()
+	if c.pins == nil {
+		return AffinityNone
+	}
+	key := clientKey(client.As16())
+	s := c.pins.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, p := s.lookupLocked(key, now, c.window)
+	switch {
+	case p == nil:
+		return AffinityNew
+	case !p.is(ep):
+		return AffinityMoved
+	}
+	s.useLocked(at, now)
+	return AffinityHit
 }
 
 // Chosen records a first attempt whose endpoint was not chosen by Next, and returns the

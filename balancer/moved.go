@@ -27,7 +27,7 @@ func (b *Balancer) Pinned(since, now int64) []Pin {
 		for at := s.newest; at != none; at = s.pins[at].next {
 			p := &s.pins[at]
 			if p.used >= since && now-p.used < c.window {
-				list = append(list, Pin{netip.AddrFrom16(p.client).Unmap(), netip.AddrPortFrom(netip.AddrFrom16(p.addr).Unmap(), p.port), p.used})
+				list = append(list, Pin{netip.AddrFrom16(p.client).Unmap(), p.endpoint(), p.used})
 			}
 		}
 		s.mu.Unlock()

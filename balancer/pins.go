@@ -31,6 +31,19 @@ type pinTable struct {
 	shards []pinShard // a power of two
 }
 
+// Mirror is a copy of a Balancer's pins that others choose endpoints by, such as a table in the kernel.
+// Its methods are called in the order of a client's changes, with a lock held: they must not call the
+// Balancer.
+type Mirror interface {
+	// Pin adds a client whose endpoint has answered, or renews it. used is monotonic ns.
+	Pin(client netip.Addr, ep netip.AddrPort, used int64)
+	// Unpin removes a client, if it is there.
+	Unpin(client netip.Addr)
+}
+
+// SetMirror has a Mirror follow the pins from now on. It is safe for concurrent use.
+func (b *Balancer) SetMirror(m Mirror) { b.mirror.Store(&m) }
+
 // pinCounters outlive the table that updates them.
 type pinCounters struct {
 	live    atomic.Int64
@@ -50,6 +63,7 @@ type pin struct {
 	addr       [16]byte
 	port       uint16
 	hint       uint16 // candidate index of the last use
+	told       bool   // the mirror has it
 	prev, next int32  // to more and less recently used; next also links free pins
 	used       int64  // monotonic ns
 }
@@ -58,9 +72,14 @@ func (p *pin) is(ep netip.AddrPort) bool {
 	return ep.Port() == p.port && ep.Addr().As16() == p.addr
 }
 
+func (p *pin) endpoint() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(p.addr).Unmap(), p.port)
+}
+
 type pinShard struct {
 	mu       sync.Mutex
 	counters *pinCounters
+	mirror   *atomic.Pointer[Mirror]
 	limit    int
 	index    map[clientKey]int32 // guarded by mu, like all following fields
 	pins     []pin
@@ -71,7 +90,7 @@ type pinShard struct {
 	_        [32]byte
 }
 
-func newPinTable(maxPins int, counters *pinCounters) *pinTable {
+func newPinTable(maxPins int, counters *pinCounters, mirror *atomic.Pointer[Mirror]) *pinTable {
 	n := 1
 	for n < maxPinShards && maxPins/(n*2) >= minPinsPerShard {
 		n *= 2
@@ -79,7 +98,7 @@ func newPinTable(maxPins int, counters *pinCounters) *pinTable {
 	t := &pinTable{seed: maphash.MakeSeed(), shards: make([]pinShard, n)}
 	for i := range t.shards {
 		s := &t.shards[i]
-		s.counters = counters
+		s.counters, s.mirror = counters, mirror
 		s.limit = max(maxPins/n, 1)
 		s.newest, s.oldest, s.free = none, none, none
 	}
@@ -107,6 +126,7 @@ func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.
 	if at, p := s.lookupLocked(key, now, c.window); p != nil {
 		if i := p.among(candidates); i >= 0 && !d.wasTried(endpointKey(candidates[i].Addr)) && !c.excludes(candidates[i].Addr, now, true) {
 			s.useLocked(at, now)
+			p.told = false // else the mirror would have chosen
 			return i, AffinityHit
 		}
 		found = AffinityMoved
@@ -139,6 +159,7 @@ func (t *pinTable) set(client netip.Addr, ep netip.AddrPort, now, window int64) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.setLocked(key, ep, now, window)
+	s.tellLocked(key)
 }
 
 // unpin removes the client's pin if it names the endpoint.
@@ -158,6 +179,9 @@ func (t *pinTable) drop() {
 		s := &t.shards[i]
 		s.mu.Lock()
 		s.counters.live.Add(-int64(len(s.index)))
+		for at := s.newest; at != none; at = s.pins[at].next {
+			s.untellLocked(&s.pins[at])
+		}
 		s.index, s.pins, s.dropped = nil, nil, true
 		s.newest, s.oldest, s.free = none, none, none
 		s.mu.Unlock()
@@ -192,8 +216,29 @@ func (s *pinShard) setLocked(key clientKey, ep netip.AddrPort, now, window int64
 		s.pushLocked(at)
 	}
 	p := &s.pins[at]
+	if ok && !p.is(ep) {
+		s.untellLocked(p)
+	}
 	p.addr, p.port = ep.Addr().As16(), ep.Port()
 	s.useLocked(at, now)
+}
+
+// tellLocked tells the mirror of a client's pin.
+func (s *pinShard) tellLocked(key clientKey) {
+	at, ok := s.index[key]
+	if m := s.mirror.Load(); ok && m != nil && !s.pins[at].told {
+		p := &s.pins[at]
+		(*m).Pin(netip.AddrFrom16(key).Unmap(), p.endpoint(), p.used)
+		p.told = true
+	}
+}
+
+// untellLocked tells the mirror that a pin ends. It may have the pin of an earlier process.
+func (s *pinShard) untellLocked(p *pin) {
+	p.told = false
+	if m := s.mirror.Load(); m != nil {
+		(*m).Unpin(netip.AddrFrom16(p.client).Unmap())
+	}
 }
 
 // allocateLocked returns the index of an unused pin.
@@ -232,6 +277,7 @@ func (s *pinShard) useLocked(at int32, now int64) {
 }
 
 func (s *pinShard) removeLocked(at int32) {
+	s.untellLocked(&s.pins[at])
 	s.unlinkLocked(at)
 	delete(s.index, s.pins[at].client)
 	s.counters.live.Add(-1)

@@ -73,7 +73,13 @@ func (w *worker) discover(index uint32) *flow {
 		found = &service.Endpoint{Addr: endpoint}
 	}
 	r.BeginAttempt(found, r.Start)
+	if b := f.service.balancer; b != nil {
+		r.Affinity = b.Kept(f.client(), endpoint, poll.Nanotime())
+	}
 	if f.isUDP() {
+		if b := f.service.balancer; b != nil && serves && r.Affinity != balancer.AffinityNone {
+			b.Connected(nil, endpoint, f.client(), r.Start) // pinned when sent, as by dial
+		}
 		if !serves { // A8.2: it began while the configuration changed
 			f.retire(conntrack.EndpointGone, poll.Nanotime())
 			return f

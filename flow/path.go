@@ -199,6 +199,9 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 	}
 	s.judged = judged
 	s.timeouts.Store(sessionTimeouts(port, &p.server.options))
+	if is && b != nil && b.AffinityWindow() > 0 {
+		p.server.remember(s)
+	}
 	return s, replaced
 }
 

@@ -1,8 +1,6 @@
 package flow
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -13,7 +11,7 @@ import (
 // A set's name is a hash of its ranges: Services with the same ranges share a set, also that of the
 // process before. They belong to the configuring goroutine.
 type ranges struct {
-	kernel *bpf.Kernel
+	server *Server
 	sets   map[bpf.KernelSet]*rangeSet
 }
 
@@ -22,15 +20,14 @@ type rangeSet struct {
 	uses int // of service ports
 }
 
-// nameOf returns the name of a set. Nobody who does not know the seed can have two sets share one.
-func (r *ranges) nameOf(list []netip.Prefix) (set bpf.KernelSet) {
-	b := binary.NativeEndian.AppendUint64(nil, r.kernel.Control.Seed)
+// nameOf returns the name of a set.
+func (r *ranges) nameOf(list []netip.Prefix) bpf.KernelSet {
+	var b []byte
 	for _, p := range list {
 		addr := p.Masked().Addr().As16()
 		b = append(append(b, addr[:]...), byte(p.Bits()))
 	}
-	sum := sha256.Sum256(b)
-	return bpf.KernelSet{Half: [2]uint32{binary.NativeEndian.Uint32(sum[:]) | 1, binary.NativeEndian.Uint32(sum[4:])}}
+	return r.server.setOf(b)
 }
 
 // add uses a set. It fails if the map has no room for it.
@@ -42,7 +39,7 @@ func (r *ranges) add(list []netip.Prefix) (bpf.KernelSet, error) {
 	}
 	keys, values := rangesOf(set, list)
 	if len(keys) > 0 {
-		if _, err := r.kernel.Maps.Ranges.BatchUpdate(keys, values, nil); err != nil {
+		if _, err := r.server.kernel.Maps.Ranges.BatchUpdate(keys, values, nil); err != nil {
 			r.remove(keys)
 			return bpf.KernelSet{}, fmt.Errorf("the kernel's table of source ranges: %w", err)
 		}
@@ -70,7 +67,7 @@ func (r *ranges) purge(used map[bpf.KernelSet]bool) {
 	var key bpf.KernelRange
 	var value uint32
 	var unused []bpf.KernelRange
-	for all := r.kernel.Maps.Ranges.Iterate(); all.Next(&key, &value); {
+	for all := r.server.kernel.Maps.Ranges.Iterate(); all.Next(&key, &value); {
 		if !used[key.Set] {
 			unused = append(unused, key)
 		}
@@ -80,7 +77,7 @@ func (r *ranges) purge(used map[bpf.KernelSet]bool) {
 
 func (r *ranges) remove(keys []bpf.KernelRange) {
 	for i := range keys {
-		_ = r.kernel.Maps.Ranges.Delete(&keys[i]) // some may be missing
+		_ = r.server.kernel.Maps.Ranges.Delete(&keys[i]) // some may be missing
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/attach"
 	"github.com/sluice-proxy/sluice/flow/bpf"
@@ -110,6 +111,7 @@ type Server struct {
 	uncounted  map[string]uint64                        // what BPF had counted before this process; nil until Start
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 	ranges     ranges
+	inherited  map[bpf.KernelSet][]balancer.Pin // clients that an earlier process has added, by their group
 }
 
 // New returns a Server that forwards nothing until it has started. It fails if the process lacks
@@ -181,6 +183,7 @@ func (s *Server) Start() (err error) {
 		return err
 	}
 	s.adoptUnserved()
+	s.inherit()
 	if s.pins != nil {
 		s.pins.DisarmOthers()
 		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {
@@ -204,7 +207,7 @@ func (s *Server) load() (err error) {
 	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
 		return err
 	}
-	s.ranges.kernel = s.kernel
+	s.ranges.server = s
 	c := s.kernel.Control
 	for c.Magic == 0 {
 		c.Magic = rand.Uint32() &^ bpf.FlowMask

@@ -23,6 +23,7 @@ import (
 type list struct {
 	number uint32
 	places []bpf.KernelPlace
+	found  bool // by its endpoints too, for session affinity
 }
 
 // decidable returns how BPF is to decide about a service port by itself, and false if
@@ -32,7 +33,7 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 	switch {
 	case !ok:
 		return 0, false
-	case algorithm == balancer.RoundRobin:
+	case algorithm == balancer.RoundRobin, s.balancer.AffinityWindow() > 0: // remembered clients
 		return 0, true
 	case algorithm == balancer.Random:
 		return bpf.KernelDecidingDECIDE_RANDOM, true
@@ -72,13 +73,14 @@ func (p *Path) decide(s *portService, u uniform, how bpf.KernelDeciding, served 
 		addr := u.candidates[i].Addr
 		places[i] = bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
 	}
-	same := func(l list) bool { return slices.Equal(l.places, places) }
+	window := s.balancer.AffinityWindow()
+	same := func(l list) bool { return l.found == (window > 0) && slices.Equal(l.places, places) }
 	at := slices.IndexFunc(*lists, same)
 	if at < 0 {
 		if old := slices.IndexFunc(s.lists, same); old >= 0 {
 			*lists = append(*lists, s.lists[old])
 		} else {
-			l, err := p.server.newList(places)
+			l, err := p.server.newList(places, window > 0)
 			if err != nil {
 				return err
 			}
@@ -88,15 +90,24 @@ func (p *Path) decide(s *portService, u uniform, how bpf.KernelDeciding, served 
 	}
 	served.List, served.Count = (*lists)[at].number, uint32(len(places))
 	served.Options, served.Turn = u.options|how, u.first
+	if window > 0 {
+		served.Group, served.Window = p.server.groupOf(s.name), uint64(window)
+	}
 	return nil
 }
 
 // newList puts a list into the kernel's map.
-func (s *Server) newList(places []bpf.KernelPlace) (list, error) {
+func (s *Server) newList(places []bpf.KernelPlace, found bool) (list, error) {
 	c := s.kernel.Control
 	c.LastList++
-	l := list{number: c.LastList, places: places}
-	if _, err := s.kernel.Maps.Places.BatchUpdate(l.keys(), places, nil); err != nil {
+	l := list{number: c.LastList, places: places, found: found}
+	_, err := s.kernel.Maps.Places.BatchUpdate(l.keys(), places, nil)
+	for number, key := range l.members() {
+		if n := uint32(number); err == nil {
+			err = s.kernel.Maps.Members.Put(&key, &n)
+		}
+	}
+	if err != nil {
 		s.removeList(l)
 		return list{}, fmt.Errorf("the kernel's table of endpoints: %w", err)
 	}
@@ -110,6 +121,21 @@ func (s *Server) removeList(l list) {
 			_ = s.kernel.Maps.Places.Delete(&keys[i])
 		}
 	}
+	for _, key := range l.members() {
+		_ = s.kernel.Maps.Members.Delete(&key)
+	}
+}
+
+// members returns the keys by which the list's endpoints are found; none if they need not be.
+func (l *list) members() []bpf.KernelMember {
+	if !l.found {
+		return nil
+	}
+	keys := make([]bpf.KernelMember, len(l.places))
+	for i, e := range l.places {
+		keys[i] = bpf.KernelMember{List: l.number, Port: e.Port, Addr: e.Addr}
+	}
+	return keys
 }
 
 func (l *list) keys() []bpf.KernelSlot {
@@ -255,6 +281,17 @@ func (p *Path) purge() {
 	}
 	for i := range unused {
 		_ = p.server.kernel.Maps.Places.Delete(&unused[i])
+	}
+	var member bpf.KernelMember
+	var number uint32
+	var left []bpf.KernelMember
+	for all := p.server.kernel.Maps.Members.Iterate(); all.Next(&member, &number); {
+		if !used[member.List] {
+			left = append(left, member)
+		}
+	}
+	for i := range left {
+		_ = p.server.kernel.Maps.Members.Delete(&left[i])
 	}
 }
 

@@ -77,7 +77,6 @@ func TestWhoDecides(t *testing.T) {
 	}{
 		{"round-robin", nil, 4, 0},
 		{"random", func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" }, 4, 0},
-		{"A5.1: affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }, 0, 4},
 		{"A2.2: internal policy Local, which all clients share", func(s *corev1.Service) {
 			local := corev1.ServiceInternalTrafficPolicyCluster
 			s.Spec.InternalTrafficPolicy = &local

@@ -24,6 +24,12 @@ type KernelBucket struct {
 	Moved uint64
 }
 
+type KernelClient struct {
+	_     structs.HostLayout
+	Group KernelSet
+	Addr  KernelAddress
+}
+
 type KernelControl struct {
 	_               structs.HostLayout
 	Beat            uint64
@@ -172,6 +178,14 @@ type KernelLoad struct {
 	AskUntil  uint64
 }
 
+type KernelMember struct {
+	_    structs.HostLayout
+	List uint32
+	Port uint16
+	Zero uint16
+	Addr KernelAddress
+}
+
 type KernelOption uint32
 
 const (
@@ -191,6 +205,15 @@ type KernelOriginKey struct {
 	_    structs.HostLayout
 	Bits uint32
 	Addr KernelAddress
+}
+
+type KernelPin struct {
+	_     structs.HostLayout
+	Addr  KernelAddress
+	Port  uint16
+	Zero  uint16
+	Spare uint32
+	Used  uint64
 }
 
 type KernelPlace struct {
@@ -262,6 +285,9 @@ type KernelServed struct {
 	Turn    uint32
 	Options KernelDeciding
 	Sources KernelSet
+	Group   KernelSet
+	_       [4]byte
+	Window  uint64
 }
 
 type KernelSet struct {
@@ -315,12 +341,14 @@ const (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	KernelMapBuckets      = "buckets"
+	KernelMapClients      = "clients"
 	KernelMapControls     = "controls"
 	KernelMapCounters     = "counters"
 	KernelMapDestinations = "destinations"
 	KernelMapFlows        = "flows"
 	KernelMapFragments    = "fragments"
 	KernelMapLoads        = "loads"
+	KernelMapMembers      = "members"
 	KernelMapNotices      = "notices"
 	KernelMapOrigins      = "origins"
 	KernelMapPlaces       = "places"
@@ -390,12 +418,14 @@ type KernelProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
 	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
+	Clients      *ebpf.MapSpec `ebpf:"clients"`
 	Controls     *ebpf.MapSpec `ebpf:"controls"`
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Loads        *ebpf.MapSpec `ebpf:"loads"`
+	Members      *ebpf.MapSpec `ebpf:"members"`
 	Notices      *ebpf.MapSpec `ebpf:"notices"`
 	Origins      *ebpf.MapSpec `ebpf:"origins"`
 	Places       *ebpf.MapSpec `ebpf:"places"`
@@ -439,12 +469,14 @@ func (o *KernelObjects) Close() error {
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
 	Buckets      *ebpf.Map `ebpf:"buckets"`
+	Clients      *ebpf.Map `ebpf:"clients"`
 	Controls     *ebpf.Map `ebpf:"controls"`
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Loads        *ebpf.Map `ebpf:"loads"`
+	Members      *ebpf.Map `ebpf:"members"`
 	Notices      *ebpf.Map `ebpf:"notices"`
 	Origins      *ebpf.Map `ebpf:"origins"`
 	Places       *ebpf.Map `ebpf:"places"`
@@ -460,12 +492,14 @@ type KernelMaps struct {
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
+		m.Clients,
 		m.Controls,
 		m.Counters,
 		m.Destinations,
 		m.Flows,
 		m.Fragments,
 		m.Loads,
+		m.Members,
 		m.Notices,
 		m.Origins,
 		m.Places,

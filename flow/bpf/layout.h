@@ -120,7 +120,8 @@ struct flow {
 	LINE struct direction way[2];
 };
 
-// set names a set of ranges of addresses. Userspace derives it from the ranges.
+// set names a set of ranges of addresses, or of clients. Userspace derives it from the ranges, or
+// from the service port's name.
 struct set {
 	__u32 half[2];
 };
@@ -154,6 +155,8 @@ struct served {
 	__u32 turn;    // of round-robin
 	enum deciding options;
 	struct set sources; // clients that are not in it get no answer; 0: all do
+	struct set group;   // whose clients session affinity remembers, in clients
+	__u64 window;       // for so many ns after the last connection; 0: no affinity
 };
 
 // slot is a key of places. A list never changes: its successor has another number, so
@@ -167,6 +170,29 @@ struct place {
 	struct address addr;
 	__be16 port;
 	__u16 zero;
+};
+
+// client is a key of clients.
+struct client {
+	struct set group;
+	struct address addr;
+};
+
+// pin is the endpoint that session affinity gives a client.
+struct pin {
+	struct address addr;
+	__be16 port;
+	__u16 zero;
+	__u32 spare;
+	__u64 used; // when the last connection began
+};
+
+// member is a key of members: an endpoint of a list.
+struct member {
+	__u32 list;
+	__be16 port;
+	__u16 zero;
+	struct address addr;
 };
 
 // origin_key is a key of origins: a range of addresses. The longest range counts.

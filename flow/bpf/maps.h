@@ -48,6 +48,15 @@ struct {
 	__type(value, struct place);
 } places SEC(".maps");
 
+// members are the numbers of endpoints in the lists of service ports with session affinity.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct member);
+	__type(value, __u32);
+} members SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -55,6 +64,15 @@ struct {
 	__type(key, struct origin_key);
 	__type(value, struct origin);
 } origins SEC(".maps");
+
+// clients are those that session affinity remembers. Userspace adds them; connections that the table
+// decides about renew them. The oldest ones are forgotten, whosever they are.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct client);
+	__type(value, struct pin);
+} clients SEC(".maps");
 
 // ranges are the source ranges of destinations.
 struct {

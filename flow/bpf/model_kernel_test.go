@@ -32,6 +32,8 @@ type tested struct {
 	slots     []KernelSlot
 	ranges    []KernelOriginKey
 	sources   []KernelRange
+	clients   []KernelClient
+	members   []KernelMember
 	list      uint32 // the latest number
 	fragments map[modelFragment]bool
 	ifindex   uint32 // of the packets' interface
@@ -52,7 +54,9 @@ func newTested(t testing.TB, seed uint64) *tested {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.Close)
-	x := &tested{Kernel: k, generator: newGenerator(seed), ifindex: 1, counts: make(map[string]int)}
+	g := newGenerator(seed)
+	g.hash = k.Index.Hash
+	x := &tested{Kernel: k, generator: g, ifindex: 1, counts: make(map[string]int)}
 	for i, m := range []*ebpf.Map{k.Maps.Upcalls, k.Maps.Notices} {
 		if x.rings[i], err = ringbuf.NewReader(m); err != nil {
 			t.Fatal(err)

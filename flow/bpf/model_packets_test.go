@@ -12,6 +12,7 @@ type generator struct {
 	m     *model
 	ids   []uint32 // of fragmented packets
 	plain bool     // IPv6 packets have no extension headers
+	hash  func(*KernelTuple) uint64
 }
 
 // one reports true in one of n cases.
@@ -38,6 +39,7 @@ func (g *generator) addrPort(ipv6 bool) netip.AddrPort {
 func (g *generator) world(flows int) {
 	g.ids = nil
 	m := &model{
+		hash:    g.hash,
 		entries: make(map[modelTuple]modelEntry), flows: make([]modelFlow, flows+1),
 		served: make(map[modelTuple]uint32), relayed: make(map[modelTuple]bool), sessions: make(map[modelTuple]bool),
 		fragments: make(map[modelFragment][2]uint16), loads: make(map[uint32]*modelLoad),

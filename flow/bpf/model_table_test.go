@@ -3,6 +3,9 @@ package bpf
 import (
 	"net/netip"
 	"slices"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // modelTable is what the table in BPF knows about a destination.
@@ -12,6 +15,28 @@ type modelTable struct {
 	podsOnly    bool
 	outsideOnly bool
 	random      bool // of one endpoint, so that the model knows which
+	affinity    bool
+	pins        map[netip.Addr]modelPin // of affinity
+	group       KernelSet
+}
+
+// modelPin is a client that session affinity remembers.
+type modelPin struct {
+	endpoint netip.AddrPort
+	expired  bool
+}
+
+// remembered returns the endpoint that session affinity gives a client, or false.
+func (m *model) remembered(t *modelTable, client netip.Addr) (netip.AddrPort, bool) {
+	if pin, ok := t.pins[client]; ok && !pin.expired && slices.Contains(t.endpoints, pin.endpoint) {
+		return pin.endpoint, true // A5.3
+	}
+	if m.alive {
+		return netip.AddrPort{}, false
+	}
+	k := KernelTuple{Src: AddressOf(client)}
+	copy(k.Dst.Word[:], t.group.Half[:])
+	return t.endpoints[m.hash(&k)>>32*uint64(len(t.endpoints))>>32], true
 }
 
 // modelOrigin is what policy has to know about the clients of a range.
@@ -51,7 +76,13 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 		return nil
 	}
 	endpoint := t.endpoints[t.turn%uint32(len(t.endpoints))]
-	if !t.random {
+	switch {
+	case t.affinity:
+		var ok bool
+		if endpoint, ok = m.remembered(t, client.Addr()); !ok {
+			return nil
+		}
+	case !t.random:
 		t.turn++
 	}
 	if endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || !m.vacate(before) || len(m.spare) == 0 {
@@ -156,6 +187,15 @@ func (g *generator) tables(spare int) {
 		if len(t.endpoints) == 1 && g.one(2) {
 			t.random, t.turn = true, 0
 		}
+		if t.affinity = len(t.endpoints) > 0 && g.one(3); t.affinity {
+			t.pins = make(map[netip.Addr]modelPin)
+			for range g.IntN(4) {
+				client := pick(g, f.client.Addr(), g.addr(f.vip.Addr().Is6()), m.flows[1+g.IntN(len(m.flows)-1)].client.Addr())
+				if client.IsValid() {
+					t.pins[client] = modelPin{pick(g, t.endpoints[0], t.endpoints[g.IntN(len(t.endpoints))], f.endpoint), g.one(4)}
+				}
+			}
+		}
 		m.tables[modelTuple{dst: f.vip, protocol: f.protocol}] = t
 	}
 }
@@ -171,7 +211,13 @@ func (x *tested) loadTables(check func(error)) {
 	for _, k := range x.sources {
 		_ = x.Maps.Ranges.Delete(k) // perhaps there twice
 	}
-	x.slots, x.ranges, x.sources = nil, nil, nil
+	for _, k := range x.members {
+		_ = x.Maps.Members.Delete(k) // an endpoint may be there twice
+	}
+	for _, k := range x.clients {
+		check(x.Maps.Clients.Delete(k))
+	}
+	x.slots, x.ranges, x.sources, x.clients, x.members = nil, nil, nil, nil, nil
 	for _, o := range x.m.origins {
 		k, v := OriginOf(o.prefix), KernelOrigin{Link: o.link}
 		if o.pod {
@@ -216,10 +262,28 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 	if t.random {
 		s.Options |= KernelDecidingDECIDE_RANDOM
 	}
+	if t.affinity {
+		t.group = KernelSet{Half: [2]uint32{x.list, 7}}
+		s.Group, s.Window = t.group, uint64(time.Hour)
+		for client, pin := range t.pins {
+			k := KernelClient{Group: t.group, Addr: AddressOf(client)}
+			v := KernelPin{Addr: AddressOf(pin.endpoint.Addr()), Port: Wire(pin.endpoint.Port()), Used: uint64(sys.Monotonic() - int64(time.Minute))}
+			if pin.expired {
+				v.Used -= uint64(time.Hour)
+			}
+			check(x.Maps.Clients.Put(k, v))
+			x.clients = append(x.clients, k)
+		}
+	}
 	for i, e := range t.endpoints {
 		k := KernelSlot{List: s.List, Number: uint32(i)}
 		check(x.Maps.Places.Put(k, KernelPlace{Addr: AddressOf(e.Addr()), Port: Wire(e.Port())}))
 		x.slots = append(x.slots, k)
+		if t.affinity {
+			k := KernelMember{List: s.List, Port: Wire(e.Port()), Addr: AddressOf(e.Addr())}
+			check(x.Maps.Members.Put(k, uint32(i)))
+			x.members = append(x.members, k)
+		}
 	}
 	return s
 }

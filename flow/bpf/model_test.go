@@ -116,6 +116,7 @@ type model struct {
 	stale     bool // the table decides no more
 
 	tables  map[modelTuple]*modelTable
+	hash    func(*KernelTuple) uint64     // of the index
 	sources map[modelTuple][]netip.Prefix // of destinations that do not admit all clients
 	origins []modelOrigin
 	spare   []int // free flows, the next one first

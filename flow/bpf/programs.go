@@ -159,6 +159,8 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 		makeStatic(spec)
 	}
 	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		KernelMapClients:      k.Maps.Clients,
+		KernelMapMembers:      k.Maps.Members,
 		KernelMapNotices:      k.Maps.Notices,
 		KernelMapBuckets:      k.Maps.Buckets,
 		KernelMapControls:     k.Maps.Controls,

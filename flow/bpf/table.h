@@ -69,6 +69,31 @@ static __always_inline int same_link(const struct origin *client, const struct a
 	return o && o->link == client->link;
 }
 
+// remembered returns the number of the endpoint that session affinity gives a client, or -1:
+// userspace has to choose one. While that is away, a client that is not remembered gets the same
+// endpoint each time.
+GLOBAL int remembered(const struct packet *p, const struct served *s)
+{
+	struct control *c = control();
+	if (!p || !s || !c)
+		return -1;
+	__u64 now = bpf_ktime_get_ns();
+	struct client client = {.group = s->group, .addr = p->tuple.src};
+	struct pin *pin = bpf_map_lookup_elem(&clients, &client);
+	if (pin && (__s64)(now - pin->used) < (__s64)s->window) { // A5.2
+		struct member member = {.list = s->list, .port = pin->port, .addr = pin->addr};
+		__u32 *number = bpf_map_lookup_elem(&members, &member); // A5.3
+		if (number) {
+			pin->used = now;
+			return *number;
+		}
+	}
+	if (is_alive(c, now))
+		return -1;
+	struct tuple t = {.src = p->tuple.src, .dst = {.word = {s->group.half[0], s->group.half[1]}}};
+	return (hash_of(&t) >> 32) * s->count >> 32;
+}
+
 // choose returns an endpoint that serves a client without userspace, or NULL.
 static __always_inline struct place *choose(const struct packet *p, struct served *s)
 {
@@ -77,8 +102,11 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 		return NULL;
 	if (!s->count || same_address(&p->tuple.src, &p->tuple.dst))
 		return NULL;
-	__u32 turn = s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1);
-	struct slot slot = {.list = s->list, .number = turn % s->count};
+	struct slot slot = {.list = s->list};
+	if (s->window)
+		slot.number = remembered(p, s); // -1: nothing has that number
+	else
+		slot.number = (s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1)) % s->count;
 	struct place *e = bpf_map_lookup_elem(&places, &slot);
 	if (!e)
 		return NULL;

@@ -38,6 +38,13 @@ func TestAbsentProcessRefusesNobody(t *testing.T) {
 			endpoints: []endpoint{{host: lab.Backends[0], node: "node"}, {host: lab.Backends[1], node: "node"}},
 		})
 	}
+	sticky := []string{"10.96.0.77", "fd00:96::77"}
+	for i, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		p.put(&object{
+			name: []string{"sticky", "sticky-dns"}[i], protocol: protocol, port: uint16(81 + i), target: 8080, vips: sticky, affinity: true,
+			endpoints: []endpoint{{host: lab.Backends[0], node: "node"}, {host: lab.Backends[1], node: "node"}},
+		})
+	}
 	p.start("--datapath", "kernel", "--access-log-udp", "all")
 	// A port of its own for each: with one that another connection of the client has at the endpoint,
 	// the process would be asked.
@@ -73,6 +80,13 @@ func TestAbsentProcessRefusesNobody(t *testing.T) {
 			kinds = append(kinds, kind{network, address})
 		}
 	}
+	homes := make(map[kind]string) // of session affinity
+	for i, network := range []string{"tcp", "udp"} {
+		for _, address := range addresses(uint16(81+i), sticky...) {
+			kinds = append(kinds, kind{network, address})
+			homes[kinds[len(kinds)-1]] = ""
+		}
+	}
 	asked := 0
 	ask := func(times int) {
 		t.Helper()
@@ -83,6 +97,11 @@ func TestAbsentProcessRefusesNobody(t *testing.T) {
 			}) {
 				if v.name != "b1:8080" && v.name != "b2:8080" {
 					t.Fatalf("%v: %s", k, v.name)
+				}
+				if home, sticky := homes[k]; sticky && home != "" && home != v.name {
+					t.Fatalf("%v: %s after %s", k, v.name, home) // A5.2
+				} else if sticky {
+					homes[k] = v.name
 				}
 			}
 			asked += times

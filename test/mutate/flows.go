@@ -44,13 +44,33 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-ranges-lost", what: "a Service that goes takes the source ranges of another one away",
-		file: "flow/ranges.go", old: "s.uses--; s.uses > 0", new: "s.uses--; false",
+		file: "flow/ranges.go", old: "s.uses > 0 {", new: "s.uses > 0 {\n\t\tkeys, _ := rangesOf(set, s.list)\n\t\tr.remove(keys)",
 		pkg: "flow", test: "TestSourceRangesAreTheTables",
 	},
 	{
 		name: "flow-ranges-full", what: "clients of a Service whose source ranges have no room are all served",
 		file: "flow/table.go", old: "admits = false", new: "admits = true",
 		pkg: "flow", test: "TestSourceRangesWithoutRoom",
+	},
+	{
+		name: "flow-affinity-unrenewed", what: "connections that the table decides about do not renew session affinity",
+		file: "flow/bpf/table.h", old: "pin->used = now;", new: "",
+		pkg: "flow", test: "TestAffinityEnds",
+	},
+	{
+		name: "flow-affinity-forever", what: "the table never forgets a client of session affinity",
+		file: "flow/bpf/table.h", old: "if (pin && (__s64)(now - pin->used) < (__s64)s->window)", new: "if (pin)",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-affinity-lost", what: "the next process does not know the clients that the table remembers",
+		file: "flow/remembered.go", old: "p.balancer.Restore(left, poll.Nanotime())", new: "_ = left",
+		pkg: "flow", test: "TestClientsOfAnEarlierProcess",
+	},
+	{
+		name: "flow-affinity-failed", what: "a client is remembered by the kernel at an endpoint that has failed",
+		file: "balancer/pins.go", old: "s.untellLocked(&s.pins[at])\n\ts.unlinkLocked(at)", new: "s.unlinkLocked(at)",
+		pkg: "balancer", test: "TestMirrorHasThePins",
 	},
 	{
 		name: "flow-absent-refuses", what: "without a process, nobody is served from outside",

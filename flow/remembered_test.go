@@ -1,0 +1,212 @@
+package flow
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// sticky gives a Service session affinity.
+func sticky(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
+
+// TestAffinityIsTheTables: userspace decides about a client's first connection, the table about all
+// others (A5.1), and records say which they were. A client follows its endpoint until that leaves the
+// list (A5.3). Of TCP, no client is remembered whose endpoint has not answered (A5.7).
+func TestAffinityIsTheTables(t *testing.T) {
+	lab := netns.NewLab(t, 3)
+	var list []netip.AddrPort
+	for i, b := range lab.Backends {
+		if i > 0 {
+			b.EchoTCP(t, 8080)
+		}
+		list = append(list, at(b.IPv4, 8080))
+	}
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, sticky, list[1:]...))
+	first := ""
+	same := func(times int) {
+		t.Helper()
+		for range times {
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || first != "" && said != first {
+				t.Fatalf("%q after %q, %v", said, first, err)
+			} else {
+				first = said
+			}
+		}
+	}
+	n.expectDecided("a new client", 0, 1, func() { same(1) })
+	n.awaitClients(1) // userspace hears of the answer some milliseconds later
+	n.expectDecided("a remembered client", 20, 0, func() { same(20) })
+	for _, r := range n.wait(t, 21) {
+		if want := map[bool]balancer.Affinity{true: balancer.AffinityNew, false: balancer.AffinityHit}[r.Start == n.taken()[0].Start]; r.Affinity != want || r.End != conntrack.ClientFin {
+			t.Errorf("%s instead of %s: %+v", r.Affinity, want, r)
+		}
+	}
+	n.apply(svc(vip4, sticky, list[2], list[1])) // in another order
+	n.expectDecided("another list that has the endpoint", 3, 0, func() { same(3) })
+	gone := map[string]int{"b2:8080": 1, "b3:8080": 2}[first]
+	n.apply(svc(vip4, sticky, list[3-gone]))
+	first = ""
+	n.expectDecided("a list without the endpoint", 0, 1, func() { same(1) })
+	n.awaitClients(1)
+	n.expectDecided("the next endpoint", 3, 0, func() { same(3) })
+	n.apply(svc(vip4, nil, list[1:]...))
+	n.apply(svc(vip4, sticky, list[0]))
+	n.isDropped(vip4 + ":80") // it is asked until the client gives up
+	if got := n.clients(); got != 0 {
+		t.Errorf("%d clients are remembered, whose endpoint is closed", got)
+	}
+}
+
+// clients counts those that the table remembers.
+func (n *node) clients() (count int) {
+	var c bpf.KernelClient
+	var pin bpf.KernelPin
+	for all := n.server.kernel.Maps.Clients.Iterate(); all.Next(&c, &pin); {
+		count++
+	}
+	return count
+}
+
+func (n *node) awaitClients(count int) {
+	n.t.Helper()
+	wait.True(n.t, "remembered clients", func() bool { return n.clients() == count })
+}
+
+// exchange sends a datagram from a new port and returns the server's name.
+func (n *node) exchange(patience time.Duration) (string, error) {
+	n.t.Helper()
+	c, err := n.lab.Client.Dial("udp", vip4+":80")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer c.Close()
+	b := make([]byte, 100)
+	_ = c.SetDeadline(time.Now().Add(patience))
+	_, _ = c.Write([]byte("hello"))
+	size, err := c.Read(b)
+	name, _, _ := strings.Cut(string(b[:size]), "\n")
+	return name, err
+}
+
+// TestAffinityWhileNobodyRuns: remembered clients reach their endpoint while no process runs, others
+// one endpoint each, and the next process leaves all of them where they are. TCP and UDP.
+func TestAffinityWhileNobodyRuns(t *testing.T) {
+	lab := netns.NewLab(t, 4)
+	var list []netip.AddrPort
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		b.EchoUDP(t, 8080)
+		list = append(list, at(b.IPv4, 8080))
+	}
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	services := svc(vip4, sticky, list...)
+	where := make(map[string]string)
+	n := newNode(t, lab, pinned)
+	visit := func(what string, networks ...string) {
+		t.Helper()
+		for _, network := range networks {
+			for range 5 {
+				ask := func() (string, error) { return lab.Client.Ask(network, vip4+":80") }
+				if network == "udp" {
+					ask = func() (string, error) { return n.exchange(patience) }
+				}
+				said, err := ask()
+				if err != nil || where[network] != "" && said != where[network] {
+					t.Fatalf("%s: %s: %q after %q, %v", what, network, said, where[network], err)
+				}
+				where[network] = said
+			}
+		}
+	}
+	n.apply(services)
+	visit("the first process", "tcp")
+	n.awaitClients(1)
+	n.leave()
+	visit("no process", "tcp")
+	wait.True(t, "BPF knows that there is no process", func() bool {
+		_, err := n.exchange(100 * time.Millisecond)
+		return err == nil
+	})
+	visit("no process", "tcp", "udp")
+	next := newNode(t, lab, pinned)
+	next.apply(services)
+	visit("the next process", "tcp", "udp")
+	next.awaitClients(2)
+	next.expectDecided("the next process", 10, 0, func() { visit("the table", "tcp", "udp") })
+	next.leave()
+	visit("no process again", "tcp", "udp")
+	last := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	last.apply(services)
+	visit("the last process", "tcp", "udp")
+}
+
+// TestAffinityEnds: a client is forgotten after the window, which connections that the table decides
+// about renew (A5.2).
+func TestAffinityEnds(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	var list []netip.AddrPort
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		list = append(list, at(b.IPv4, 8080))
+	}
+	n := newNode(t, lab, nil)
+	const window = 2
+	n.apply(svc(vip4, func(s *corev1.Service) {
+		sticky(s)
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32)}}
+		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = window
+	}, list...))
+	n.ask(1)
+	n.awaitClients(1)
+	began := time.Now()
+	asked := func() uint64 { _, a := n.decided(); return a }
+	a := asked()
+	wait.True(t, "twice the window", func() bool {
+		last := time.Now()
+		n.ask(1)
+		if now := asked(); now != a {
+			if time.Since(last) < time.Second*window/2 { // else this thread was stopped
+				t.Fatal(fmt.Sprint("userspace is asked after ", time.Since(began)))
+			}
+			a = now
+		}
+		return time.Since(began) > 2*window*time.Second
+	})
+	last := time.Now()
+	n.ask(1)
+	wait.True(t, "the window has passed", func() bool { return time.Since(last) > window*time.Second })
+	n.expectDecided("afterwards", 0, 1, func() { n.ask(1) })
+}
+
+// TestClientsOfAnEarlierProcess: userspace knows them, too.
+func TestClientsOfAnEarlierProcess(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	services := svc(vip4, sticky, at(lab.Backends[0].IPv4, 8080))
+	n := newNode(t, lab, pinned)
+	n.apply(services)
+	n.ask(1)
+	n.wait(t, 1)
+	n.awaitClients(1)
+	n.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep, o.ask = false, true })
+	next.apply(services)
+	next.ask(1)
+	if r := next.wait(t, 1)[0]; r.Affinity != balancer.AffinityHit {
+		t.Errorf("affinity %s: %+v", r.Affinity, r)
+	}
+}
