@@ -36,6 +36,7 @@ type block struct {
 	names     int    // size of what ports and endpoints hold
 	newest    int64  // Unix ns: no record ended later
 	lost      uint64 // records that are missing
+	moved     bool   // Past.Move has given it; its lock guards this
 
 	// Of the writer: the numbers of ports and endpoints, from 1.
 	portNumbers     map[service.PortName]uint64
@@ -59,6 +60,16 @@ var (
 	portSize  = int(reflect.TypeFor[service.PortName]().Size())
 	namedSize = int(reflect.TypeFor[named]().Size())
 )
+
+// portBytes is the memory of a name.
+func portBytes(p *service.PortName) int {
+	return portSize + len(p.Namespace) + len(p.Name.Name) + len(p.Port)
+}
+
+// bytes is its memory.
+func (n *named) bytes() int {
+	return namedSize + len(n.pod.Namespace) + len(n.pod.Name) + len(n.node) + len(n.zone)
+}
 
 func newBlock() *block {
 	return &block{
@@ -159,7 +170,7 @@ func (b *block) portNumber(p *service.Port) uint64 {
 		b.ports = append(b.ports, p.Name)
 		n = uint64(len(b.ports))
 		b.portNumbers[p.Name] = n
-		b.names += portSize + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
+		b.names += portBytes(&p.Name)
 	}
 	b.port, b.portNo = p, n
 	return n
@@ -179,7 +190,7 @@ func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 		b.endpoints = append(b.endpoints, name)
 		n = uint64(len(b.endpoints))
 		b.endpointNumbers[name] = n
-		b.names += namedSize + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
+		b.names += name.bytes()
 	}
 	b.endpoint, b.endNo = e, n
 	return n

@@ -116,7 +116,7 @@ func (r *Record) Moved(now int64) Moved {
 func (s *Shard) Join(r *Record, m *Moved, port *service.Port, now int64) {
 	counters, owner := r.Counters, r.Owner
 	*r = Record{
-		ID: s.nextID, Start: now - m.Age, Wall: m.Wall, Client: m.Client, VIP: m.VIP,
+		ID: s.newID(), Start: now - m.Age, Wall: m.Wall, Client: m.Client, VIP: m.VIP,
 		Port: port, Endpoint: m.Endpoint.in(port), SourceAddr: m.Local, Counters: counters, Owner: owner,
 		ConnectTime: m.ConnectTime, FirstByte: m.FirstByte,
 		BytesFromClient: m.BytesFromClient, BytesFromEndpoint: m.BytesFromEndpoint,
@@ -131,7 +131,6 @@ func (s *Shard) Join(r *Record, m *Moved, port *service.Port, now int64) {
 	for _, a := range m.Failed {
 		r.Failed = append(r.Failed, Attempt{a.Endpoint.in(port), a.Duration, a.Error})
 	}
-	s.nextID += uint64(len(s.table.shards))
 	r.self = s.table.selfAt(r.Client.Addr())
 	if m.Via.IsValid() {
 		r.NamedBy(m.Via, m.Client)

@@ -27,6 +27,7 @@ type Past struct {
 	held    int      // their bytes
 	current *block   // takes records
 	since   int64    // Unix ns: all that ended later is here, but for what was lost
+	trimmed int64    // Unix ns: some that ended then are forgotten
 }
 
 // NewPast begins to keep records of a Table, in so many bytes, at least LeastPast. A Table has
@@ -60,13 +61,18 @@ func (p *Past) put(batch []Record) {
 // addLocked keeps a record.
 func (p *Past) addLocked(r *Record) {
 	if !p.current.takes(r) {
-		full := p.current.kept()
-		p.current.reset()
-		p.blocks = append(p.blocks, full)
-		p.held += full.size()
-		p.trimLocked()
+		p.sealLocked()
 	}
 	p.current.add(r)
+}
+
+// sealLocked begins a new block.
+func (p *Past) sealLocked() {
+	full := p.current.kept()
+	p.current.reset()
+	p.blocks = append(p.blocks, full)
+	p.held += full.size()
+	p.trimLocked()
 }
 
 // trimLocked forgets the oldest blocks, so that the others leave room for a whole one.
@@ -74,9 +80,10 @@ func (p *Past) trimLocked() {
 	n := 0
 	for ; p.held > p.room-mostBlock; n++ {
 		p.held -= p.blocks[n].size()
-		p.since = max(p.since, p.blocks[n].newest)
+		p.trimmed = max(p.trimmed, p.blocks[n].newest)
 	}
 	p.blocks = slices.Delete(p.blocks, 0, n)
+	p.since = max(p.since, p.trimmed)
 }
 
 // PastView is what a Past kept at one moment.

@@ -1,12 +1,15 @@
 package conntrack
 
-import "slices"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // Shard is the part of a Table that belongs to one event loop. Its methods must be
 // called on that loop. It has no locks.
 type Shard struct {
 	table          *Table
-	nextID         uint64
+	nextID         atomic.Uint64 // written by the loop
 	count          int
 	list           Record // head of a ring of open records and markers, in the order of opening
 	position       Record // marks the position of Refresh
@@ -37,6 +40,13 @@ func (s *Shard) Open(r *Record) {
 	}
 }
 
+// newID returns the number of a new connection.
+func (s *Shard) newID() uint64 {
+	id := s.nextID.Load()
+	s.nextID.Store(id + uint64(len(s.table.shards)))
+	return id
+}
+
 // Adopt is Open of a connection that is among the totals of the process before, see Table.Carry. It
 // returns false after a misuse.
 func (s *Shard) Adopt(r *Record) bool {
@@ -44,8 +54,7 @@ func (s *Shard) Adopt(r *Record) bool {
 		s.table.misuse.Add(1)
 		return false
 	}
-	r.ID = s.nextID
-	s.nextID += uint64(len(s.table.shards))
+	r.ID = s.newID()
 	r.Wall = s.table.now().UnixNano()
 	r.self = s.table.selfAt(r.Client.Addr())
 	r.state = recordOpen

@@ -138,12 +138,27 @@ func NewTable(opts Options) *Table {
 		s := &t.shards[i]
 		s.table = t
 		s.turn.held = make(chan struct{}, 1)
-		s.nextID = uint64(i) + 1
 		s.list.prev, s.list.next = &s.list, &s.list
 		s.list.state, s.position.state = recordMarker, recordMarker
 		s.parked.prev, s.parked.next = &s.parked, &s.parked
 	}
+	t.BeginIDs(1)
 	return t
+}
+
+// NextID returns a number that no connection has had yet. It is safe for concurrent use.
+func (t *Table) NextID() (next uint64) {
+	for i := range t.shards {
+		next = max(next, t.shards[i].nextID.Load())
+	}
+	return next
+}
+
+// BeginIDs numbers new connections from first on. Call it before any is opened.
+func (t *Table) BeginIDs(first uint64) {
+	for i := range t.shards {
+		t.shards[i].nextID.Store(first + uint64(i))
+	}
 }
 
 // Shard returns the shard of event loop i, from 0.

@@ -191,10 +191,8 @@ func (h *History) add(f *Frame) (more bool) {
 	for _, g := range busiest(endpoints, historyEndpoints) {
 		h.append(&n, g)
 	}
-	if len(h.intervals) == historyIntervals {
-		h.intervals = slices.Delete(h.intervals, 0, 1)
-	}
 	h.intervals = append(h.intervals, n)
+	h.trim()
 	maps.DeleteFunc(h.series, func(_ Key, s *series) bool { return s.used+historyIntervals <= h.sequence })
 	return true
 }

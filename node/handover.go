@@ -203,6 +203,9 @@ func (p *Proxy) give(c *handover.Conn) error {
 		err = p.tellLearnt(c)
 	}
 	if err == nil {
+		err = c.Tell(idsState, p.conntrack.NextID()+idsSpace)
+	}
+	if err == nil {
 		err = c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
 	}
 	if err == nil {
@@ -254,6 +257,9 @@ func (p *Proxy) takeBack() {
 	p.maintain()
 }
 
+// movePause is the time between two looks for connections that can move.
+const movePause = 100 * time.Millisecond
+
 // linger gives the open connections to the next process after a take-over, and serves those that
 // stay until they end or for Config.TakeOverTimeout. A signal to end counts only once the next
 // process has ended, too: a cluster ends this one as soon as that one is ready.
@@ -269,10 +275,17 @@ func (p *Proxy) linger(ctx context.Context) error {
 	setGC(movingGC)
 	timeout := time.NewTimer(p.config.TakeOverTimeout)
 	defer timeout.Stop()
-	look := time.NewTicker(100 * time.Millisecond)
+	look := time.NewTicker(movePause)
 	defer look.Stop()
 	var stopped <-chan struct{}
-	for p.move(); !p.drained(); {
+	p.move()
+	if err == nil {
+		if err := errors.Join(p.tellPast(), p.tellHistory()); err != nil {
+			p.log.Warn().Err(err).Msg("the next sluice does not have all records of the past")
+		}
+		defer func() { _ = p.tellPast() }() // what has ended since; it may be gone
+	}
+	for !p.drained() {
 		select {
 		case <-look.C:
 			if p.move(); stopped == nil && gone(p.successor) {

@@ -3,11 +3,13 @@ package node
 import (
 	"encoding/json"
 	"slices"
+	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -15,6 +17,9 @@ import (
 const (
 	affinityState = "affinity" // movedPins
 	learntState   = "learnt"   // a list of movedLearnt
+	idsState      = "ids"      // conntrack.Table.NextID
+	pastState     = "past"     // conntrack.MovedPast
+	historyState  = "history"  // live.MovedHistory
 	portsState    = "ports"    // a list of conntrack.MovedTotals, which the next process adds
 	totalsState   = "totals"   // admin.Carried's, in the place of those told before
 )
@@ -136,6 +141,55 @@ func (p *Proxy) tellPorts(c *handover.Conn) error {
 	return nil
 }
 
+// idsSpace is how many connections a process may accept while it hands over. The next one leaves out
+// so many numbers.
+const idsSpace = 1_000_000
+
+// tellPast gives the next process the records of ended connections. It moves connections meanwhile.
+func (p *Proxy) tellPast() error {
+	if p.past == nil {
+		return nil
+	}
+	moved := time.Now()
+	return p.past.Move(func(m *conntrack.MovedPast) error {
+		if time.Since(moved) > movePause {
+			p.move()
+			moved = time.Now()
+		}
+		return p.successor.Tell(pastState, m)
+	})
+}
+
+// tellHistory gives the next process the rates of the last minutes.
+func (p *Proxy) tellHistory() error {
+	if p.history == nil {
+		return nil
+	}
+	return p.history.Move(func(m *live.MovedHistory) error { return p.successor.Tell(historyState, m) })
+}
+
+// learnPast is learn for what comes beside connections. It is safe for concurrent use.
+func (p *Proxy) learnPast(states []handover.State) {
+	p.learnTotals(states)
+	for _, s := range states {
+		switch s.Kind {
+		case pastState:
+			var m conntrack.MovedPast
+			if p.past != nil && json.Unmarshal(s.Data, &m) == nil {
+				p.past.Carry(&m)
+			}
+		case historyState:
+			var m live.MovedHistory
+			if p.history == nil || json.Unmarshal(s.Data, &m) != nil {
+				continue
+			}
+			if err := p.history.Carry(&m); err != nil {
+				p.log.Warn().Err(err).Msg("the history begins anew")
+			}
+		}
+	}
+}
+
 // learnTotals is learn for totals. It is safe for concurrent use.
 func (p *Proxy) learnTotals(states []handover.State) {
 	for _, s := range states {
@@ -161,6 +215,11 @@ func (p *Proxy) learn(states []handover.State) {
 	p.learnTotals(states)
 	for _, s := range states {
 		switch s.Kind {
+		case idsState:
+			var next uint64
+			if json.Unmarshal(s.Data, &next) == nil {
+				p.conntrack.BeginIDs(next)
+			}
 		case affinityState:
 			var m movedPins
 			if json.Unmarshal(s.Data, &m) != nil {

@@ -14,15 +14,26 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// openLive opens what answers questions about now: the admin socket, and the page.
-func (p *Proxy) openLive() error {
-	if p.config.AdminSocket == Off && p.config.PageAddress == "" {
+// observe begins to keep what is asked for later, if anybody can ask. The process before may add to it.
+func (p *Proxy) observe() (err error) {
+	o := &p.config
+	if o.AdminSocket == Off && o.PageAddress == "" {
 		return nil
 	}
-	answers, err := p.answers()
-	if err != nil {
-		return err
+	if o.Past > 0 {
+		p.past = conntrack.NewPast(p.conntrack, o.Past)
 	}
+	p.view = live.New(p.conntrack, p.onLoops())
+	p.history, err = live.NewHistory(p.view, o.History)
+	return err
+}
+
+// openLive opens what answers questions about now: the admin socket, and the page.
+func (p *Proxy) openLive() error {
+	if p.view == nil {
+		return nil
+	}
+	answers := p.answers()
 	if p.config.AdminSocket != Off {
 		if err := p.openAdminSocket(serve.New(answers)); err != nil {
 			return err
@@ -32,18 +43,10 @@ func (p *Proxy) openLive() error {
 }
 
 // answers returns what the answers of the admin API are made from.
-func (p *Proxy) answers() (serve.Options, error) {
+func (p *Proxy) answers() serve.Options {
 	o := &p.config
-	view := live.New(p.conntrack, p.onLoops())
-	history, err := live.NewHistory(view, o.History)
-	if err != nil {
-		return serve.Options{}, err
-	}
-	if o.Past > 0 {
-		p.past = conntrack.NewPast(p.conntrack, o.Past)
-	}
 	return serve.Options{
-		View: view, History: history, Past: p.past,
+		View: p.view, History: p.history, Past: p.past,
 		Version: api.Version{
 			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
 		},
@@ -63,7 +66,7 @@ func (p *Proxy) answers() (serve.Options, error) {
 		Drains:       p.drains,
 		SetVerbosity: p.verbosity.set,
 		Log:          p.log,
-	}, nil
+	}
 }
 
 // choosing returns what new connections to a service port meet.

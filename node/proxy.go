@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/live/serve"
 	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/message"
@@ -97,9 +98,11 @@ type Proxy struct {
 	refusals  refusals
 	sync      *admin.Sync     // nil without metrics
 	past      *conntrack.Past // nil when none is kept
-	admin     *socket.Server  // nil when it is off
-	page      *web.Server     // nil without an address
-	names     *names          // nil without a DNS server
+	view      *live.View      // nil if nobody can ask, as is history
+	history   *live.History
+	admin     *socket.Server // nil when it is off
+	page      *web.Server    // nil without an address
+	names     *names         // nil without a DNS server
 
 	metricsConns   httpport.Group // of metrics
 	started        time.Time
@@ -196,6 +199,9 @@ func (p *Proxy) open() error {
 	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
 	if len(o.DNS.Addresses) > 0 {
 		p.names = newNames()
+	}
+	if err := p.observe(); err != nil {
+		return err
 	}
 	if p.before == nil {
 		if err := p.openRest(); err != nil {

@@ -218,7 +218,7 @@ func (p *Proxy) outlive() {
 	b := p.before
 	moved := 0
 	for {
-		n, err := b.conn.TakeMoved(p.stream.Take, p.learnTotals)
+		n, err := b.conn.TakeMoved(p.stream.Take, p.learnPast)
 		if moved += n; n > 0 {
 			select {
 			case b.moved <- struct{}{}:

@@ -77,6 +77,26 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_TotalsDoNotFall/relay",
 	},
 	{
+		name: "past-forgotten", what: "sluice log has no record of before a take-over",
+		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellHistory()",
+		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
+	},
+	{
+		name: "history-forgotten", what: "the page's charts begin anew at each take-over",
+		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellPast()",
+		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
+	},
+	{
+		name: "ids-begin-anew", what: "after a take-over, two records have one id",
+		file: "node/handover.go", old: "p.conntrack.NextID()+idsSpace", new: "uint64(1)",
+		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
+	},
+	{
+		name: "past-misread", what: "records that another version has encoded are misread",
+		file: "conntrack/movedpast.go", old: "if m.Format != pastFormat {", new: "if m.Format < 0 {",
+		pkg: "conntrack", test: "TestPastOfAnotherFormat",
+	},
+	{
 		name: "endpoints-forgotten", what: "after a take-over, an endpoint that keeps failing gets connections again, and turns begin anew",
 		file: "node/handover.go", old: "err = p.tellLearnt(c)", new: "_ = p.tellLearnt",
 		pkg: "test/e2e", test: "TestPromise7_WhatEndpointsDidMoves/relay",
