@@ -139,7 +139,7 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 	}
 	r.Counters = f.service.counters
 	r.Source = policy.SourceClient
-	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
+	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 || f.isOfNode() && k.Node != k.Client {
 		r.Source = policy.SourceNode
 	}
 	f.noteSource()

@@ -19,6 +19,9 @@ func Cleanup(root, proxy string, namespace int) (removed []string, err error) {
 		if n, err = attach.RemoveFilters(nl); n > 0 {
 			removed = append(removed, fmt.Sprintf("%d filters of kernel flows", n))
 		}
+		if removeDevice(nl, proxy) {
+			removed = append(removed, "interface "+deviceName(proxy)+" of kernel flows")
+		}
 		nl.Close()
 	}
 	dir, errDir := bpffs.Of(root, proxy, namespace)

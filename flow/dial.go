@@ -3,6 +3,7 @@ package flow
 import (
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -102,6 +103,9 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		k.Options |= bpf.KernelOptionOPTION_MOVED
 	}
 	f.record.Source = v.SourceFor(client, addr)
+	if f.isOfNode() {
+		return f.aimFromNode(st, addr)
+	}
 	// Replies that do not pass this node's IP layer would be unknown to its
 	// connection tracking.
 	if f.record.Source == policy.SourceClient && w.server.options.SameLink(client, addr) {
@@ -118,6 +122,21 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(w.ports.next())
 		k.Options |= bpf.KernelOptionOPTION_MASQUERADE
 	}
+	f.noteSource()
+	return true
+}
+
+// aimFromNode sets the address and the port by which a client on this node itself reaches the endpoint.
+func (f *flow) aimFromNode(st *state, endpoint netip.Addr) bool {
+	w, k, node := f.worker, f.shared(), f.client()
+	if f.record.Source != policy.SourceClient || !st.host.Has(node) || node.IsLoopback() {
+		var ok bool
+		if node, ok = w.sources.to(endpoint); !ok {
+			return false
+		}
+		f.record.Source = policy.SourceNode
+	}
+	k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(w.ports.next())
 	f.noteSource()
 	return true
 }

@@ -131,7 +131,7 @@ func (f *flow) movePorts() {
 	k := f.shared()
 	k.MiddlePort = bpf.Wire(f.worker.ports.next())
 	k.Options |= bpf.KernelOptionOPTION_MOVED
-	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
+	if k.Options&(bpf.KernelOptionOPTION_MASQUERADE|bpf.KernelOptionOPTION_NODE) != 0 {
 		k.NodePort = bpf.Wire(f.worker.ports.next())
 	}
 	f.noteSource()
@@ -148,8 +148,21 @@ func (f *flow) seenFrom() netip.AddrPort {
 	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
 		return bpf.PortOf(k.Node, k.NodePort)
 	}
+	return f.middle()
+}
+
+// middle is the client's address and port between the hooks; of a client on this node itself, what
+// the endpoint sees.
+func (f *flow) middle() netip.AddrPort {
+	k := f.shared()
+	if f.isOfNode() {
+		return bpf.PortOf(k.Node, k.NodePort)
+	}
 	return bpf.PortOf(k.Client, k.MiddlePort)
 }
+
+// isOfNode reports whether the client is on this node itself.
+func (f *flow) isOfNode() bool { return f.shared().Options&bpf.KernelOptionOPTION_NODE != 0 }
 
 // wayThere is the tuple of packets from the client.
 func (f *flow) wayThere() bpf.KernelTuple {
@@ -165,7 +178,7 @@ func (f *flow) wayBack() bpf.KernelTuple {
 func (f *flow) resetBoth() {
 	k := f.shared()
 	client, vip := bpf.PortOf(k.Client, k.ClientPort), bpf.PortOf(k.Vip, k.VipPort)
-	middle, endpoint := bpf.PortOf(k.Client, k.MiddlePort), bpf.PortOf(k.Endpoint, k.EndpointPort)
+	middle, endpoint := f.middle(), bpf.PortOf(k.Endpoint, k.EndpointPort)
 	if f.protocol == service.SCTP {
 		f.worker.injector.abort(abort{from: vip, to: client, tag: k.Way[1].End})
 		if k.Way[0].End != 0 {

@@ -95,7 +95,8 @@ type Server struct {
 	kernel     *bpf.Kernel
 	pins       *bpf.Pins // nil if nothing outlives the process
 	interfaces *attach.Interfaces
-	shortcuts  *shortcuts     // nil if packets take none
+	shortcuts  *shortcuts // nil if packets take none
+	node       atomic.Pointer[nodeClients]
 	tracking   sync.WaitGroup // tells connection tracking of flows
 	old        *time.Timer    // ends programs of other versions
 	worker     *worker
@@ -229,11 +230,16 @@ func (s *Server) attach() (err error) {
 		Ethernet: attach.Programs(s.kernel.Ethernet), Bare: attach.Programs(s.kernel.Bare),
 		Namespace: o.Namespace, Logger: o.Logger, Filters: o.filters, Repair: o.repair,
 	}
+	node := openNodeClients(s.kernel, o)
+	s.node.Store(node)
+	if node.device != nil {
+		at.Loopback.Egress = s.kernel.Ethernet.Egress
+	}
 	if s.pins != nil {
 		at.Pin = s.pins.LinkPath
 	}
 	if o.Shortcuts {
-		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, s.leaveShortcuts, o.Logger); err != nil {
+		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, s.leaveShortcuts, node, o.Logger); err != nil {
 			return err
 		}
 		at.Follower = s.shortcuts
@@ -268,7 +274,8 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 	done := make(chan struct{})
 	end := func() { s.worker.stop(func() { close(done) }) }
-	if keep := s.options.Keep && s.pins != nil; keep {
+	keep := s.options.Keep && s.pins != nil
+	if keep {
 		end = func() {
 			s.worker.leave()
 			close(done)
@@ -286,6 +293,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 	select {
 	case <-done:
+		s.node.Load().close(keep)
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("ending %d flows: %w", s.stats.open.Load(), ctx.Err())
@@ -335,6 +343,9 @@ func (s *Server) Close() {
 	}
 	s.tracking.Wait()
 	s.closeShortcuts()
+	if n := s.node.Load(); n != nil {
+		n.close(s.Started() || s.worker.left > 0)
+	}
 	if s.worker != nil {
 		s.worker.close()
 	}

@@ -31,6 +31,7 @@ type portService struct {
 	inKernel bool
 	load     uint32 // index of loads
 	timeouts atomic.Pointer[timeouts]
+	forNode  atomic.Bool // clients on this node itself are the kernel's, too
 
 	// Of the configuring goroutine.
 	port         *service.Port

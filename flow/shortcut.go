@@ -33,9 +33,10 @@ type shortcuts struct {
 	none    once.Trouble // why no packet takes one
 	trouble once.Trouble
 	ways    map[int]bypass.Way // of interfaces, as in the map
+	node    *nodeClients
 }
 
-func openShortcuts(k *bpf.Kernel, namespace int, table string, leave func(end func()), log zerolog.Logger) (*shortcuts, error) {
+func openShortcuts(k *bpf.Kernel, namespace int, table string, leave func(end func()), node *nodeClients, log zerolog.Logger) (*shortcuts, error) {
 	w, err := bypass.Open(bypass.Options{
 		Namespace: namespace, Table: table, Logger: log,
 		Programs: []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress},
@@ -44,7 +45,7 @@ func openShortcuts(k *bpf.Kernel, namespace int, table string, leave func(end fu
 	if err != nil {
 		return nil, err
 	}
-	s := &shortcuts{kernel: k, bypass: w, leave: leave, log: log, ways: make(map[int]bypass.Way)}
+	s := &shortcuts{kernel: k, bypass: w, leave: leave, node: node, log: log, ways: make(map[int]bypass.Way)}
 	atomic.StoreUint64(&k.Control.ShortcutsUntil, 0)
 	var index uint32
 	var way bpf.KernelWay
@@ -63,6 +64,7 @@ func (s *shortcuts) Check() {
 	if err != nil {
 		what = err.Error()
 	}
+	s.node.check(what, s.bypass)
 	switch until := &s.kernel.Control.ShortcutsUntil; {
 	case what == "":
 		atomic.StoreUint64(until, uint64(sys.Monotonic()+int64(shortcutsLast)))

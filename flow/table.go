@@ -164,6 +164,8 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		p.server.askUntil(s.load, uint64(sys.Monotonic()+left)) // the table has no shares
 	}
 	how, decides := s.decidable()
+	forNode := isForNode(s.port, st)
+	s.forNode.Store(forNode)
 	decides = decides && p.protocol != service.SCTP && !s.isLimited() && !p.server.options.ask
 	for d := range st.table.Destinations(s.port) {
 		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !st.forwards[service.FamilyOf(d.Addr)] || st.host.Has(d.Addr) && !p.bound[d] {
@@ -185,6 +187,9 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
 			}
+		}
+		if forNode {
+			served.Options |= bpf.KernelDecidingASK_NODE
 		}
 		w.destinations[bpf.DestinationOf(d)] = served
 	}

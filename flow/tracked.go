@@ -51,7 +51,7 @@ func (s *Server) know(open []tracking.Connection) error {
 // tracked returns the open connections as packets are forwarded, without those of SCTP.
 func (w *worker) tracked() (open []tracking.Connection) {
 	for _, f := range w.flows {
-		if f == nil || f.state() != bpf.KernelStateOPEN {
+		if f == nil || f.state() != bpf.KernelStateOPEN || f.isOfNode() {
 			continue
 		}
 		k := f.shared()

@@ -348,7 +348,7 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	if s != nil && s.inKernel && path.protocol == service.UDP && !w.hasRoom(s) && !w.isRelayed(key) {
 		s.makeRoom(w, now)
 	}
-	if s == nil || !s.inKernel || !w.hasRoom(s) {
+	if s == nil || !s.inKernel || !w.hasRoom(s) || w.isFromNode(e) && !s.forNode.Load() {
 		w.pass(e, &p, key, relayedFor(path.protocol))
 		return
 	}
@@ -457,6 +457,9 @@ func (w *worker) open(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, s *port
 	}
 	if p.ipv6 {
 		k.Options = bpf.KernelOptionOPTION_IPV6
+	}
+	if w.isFromNode(e) {
+		k.Options |= bpf.KernelOptionOPTION_NODE
 	}
 	k.Way[0].Last = e.Time
 	switch s.path.protocol {

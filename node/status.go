@@ -57,7 +57,7 @@ func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
 	s.DataPath, s.DataPathWhy = used.path.String(), used.why
 	if used.path == conntrack.Kernel {
 		s.Flows, s.FlowsLimit = p.flows.server.Stats().Open, int64(o.MaxFlows)
-		s.Judged = p.flows.server.Judged()
+		s.Judged, s.NodeRelayed = p.flows.server.Judged(), p.flows.server.NodeRelayed()
 	}
 	if p.cluster != nil {
 		connected := p.cluster.Stats().Connected

@@ -46,6 +46,7 @@ const CheckInterval = 250 * time.Millisecond
 // Options say what is attached where.
 type Options struct {
 	Ethernet, Bare Programs // for interfaces with a link header of Ethernet, and without any
+	Loopback       Programs // for lo; nil: none
 	// Pin returns where the link at one side ("ingress", "egress") of an interface is pinned.
 	// It is nil if links end with the process.
 	Pin       func(side string, index int) (path string)
@@ -57,7 +58,7 @@ type Options struct {
 	Repair  time.Duration // tests: instead of 5 s
 }
 
-// Interfaces keeps the programs at all interfaces but lo: by tcx (Linux 6.6), else by clsact. They come before
+// Interfaces keeps the programs at all interfaces: by tcx (Linux 6.6), else by clsact. They come before
 // those of others: one that ends the look at a packet would leave it untranslated in one
 // direction.
 type Interfaces struct {
@@ -79,7 +80,9 @@ type Interfaces struct {
 type hooks struct{ ingress, egress hook }
 
 // there reports whether both programs are at the interface.
-func (h hooks) there() bool { return h.ingress.there() && h.egress.there() }
+func (h hooks) there() bool {
+	return (h.ingress == nil || h.ingress.there()) && h.egress.there()
+}
 
 // release lets go of the programs. With keep, they stay if they can without the process.
 func (h hooks) release(keep bool) {
@@ -223,7 +226,10 @@ func (i *Interfaces) follow(changed func(index int) bool) error {
 // programsFor returns the programs for an interface, or nil if there are none.
 func (i *Interfaces) programsFor(a *netlink.LinkAttrs) *Programs {
 	if a.Flags&net.FlagLoopback != 0 {
-		return nil
+		if i.options.Loopback.Egress == nil {
+			return nil
+		}
+		return &i.options.Loopback
 	}
 	switch a.EncapType {
 	case "ether":
@@ -237,7 +243,7 @@ func (i *Interfaces) programsFor(a *netlink.LinkAttrs) *Programs {
 func (i *Interfaces) attach(p *Programs, index int) (h hooks, err error) {
 	err = sys.InNetNS(i.options.Namespace, func() (err error) {
 		// Without the way back there must be no way there.
-		if h.egress, err = i.at(p.Egress, egressSide, index); err == nil {
+		if h.egress, err = i.at(p.Egress, egressSide, index); err == nil && p.Ingress != nil {
 			h.ingress, err = i.at(p.Ingress, ingressSide, index)
 		}
 		return err

@@ -82,17 +82,21 @@ static __always_inline int is_on_node(const struct flow *f)
 	return (f->options & (OPTION_DIRECT | OPTION_MASQUERADE)) == (OPTION_DIRECT | OPTION_MASQUERADE);
 }
 
-// is_taken_here says whether a hidden client's flow has the port by which the node asks its
-// endpoint. A packet that a flow has translated shows itself again at a VLAN's lower interface.
-GLOBAL int is_taken_here(const struct packet *p)
+// is_taken_here says whether a flow of a hidden client, or of one on the node, has the port by which
+// the node asks its endpoint. A packet that a flow has translated shows itself again at a VLAN's lower interface.
+GLOBAL int is_taken_here(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tuple back;
 	if (!p)
 		return 0;
 	swap(&back, &p->tuple);
 	__u32 found = find(&back);
-	struct flow *f = role_in(found) == UNMASQUERADE ? flow_of(flow_in(found)) : NULL;
-	return f && !is_on_node(f);
+	struct flow *f = flow_of(flow_in(found));
+	if (!found || !f)
+		return 0;
+	if (role_in(found) == UNMASQUERADE)
+		return !is_on_node(f);
+	return (f->options & OPTION_NODE) && has_socket(skb, &back, p->ipv6);
 }
 
 // redirect begins the flow of a client's own connection, or of the node's, whose first packet has a

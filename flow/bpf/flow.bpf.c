@@ -12,6 +12,7 @@
 #include "inject.h"
 #include "layout.h"
 #include "maps.h"
+#include "node.h"
 #include "packet.h"
 #include "shortcut.h"
 #include "table.h"
@@ -133,7 +134,7 @@ GLOBAL int from_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __
 // a hidden client's flow has there.
 GLOBAL int begin_node(struct __sk_buff *skb, struct packet *p)
 {
-	if (!p || p->fragment == LATER_FRAGMENT || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)) || !is_taken_here(p))
+	if (!p || p->fragment == LATER_FRAGMENT || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)) || !is_taken_here(skb, p))
 		return TCX_NEXT;
 	__u32 index = redirect(skb, p, MASQUERADE);
 	struct flow *f = index ? flow_of(index) : NULL;
@@ -181,9 +182,10 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	if (!s)
 		return begin_direct(skb, p);
 	int first = may_begin(skb, p);
-	if (first && !is_admitted(p, s))
+	int own = is_from_node(skb); // userspace decides
+	if (first && !own && !is_admitted(p, s))
 		return refuse(p, before);
-	if (first && s->list) {
+	if (first && !own && s->list) {
 		__u32 index = decide(skb, p, s, before);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
@@ -222,6 +224,47 @@ static __noinline int forward(struct __sk_buff *skb, struct packet *p, struct fl
 	return hand_over(skb, p, h);
 }
 
+// send_node sends a packet of the node's own client, which has been followed, to the endpoint.
+GLOBAL int send_node(struct __sk_buff *skb, const struct packet *p, struct flow *f)
+{
+	if (!p || !f || rewrite_apart(skb, p, f, TO_ENDPOINT) != TCX_NEXT)
+		return TCX_DROP;
+	mark(f, PASSED);
+	return send(skb, p, f);
+}
+
+// leave_node handles a packet of a client's flow at lo's egress. Those of flows that are not open take
+// the way of first packets.
+GLOBAL int leave_node(struct __sk_buff *skb, struct packet *p, __u32 index)
+{
+	struct flow *f = flow_of(index);
+	if (!p || !f || !(f->options & OPTION_NODE))
+		return TCX_NEXT;
+	if (f->state != OPEN || is_opening(p))
+		return deliver(skb, 0);
+	return follow_client(skb, p, f, index, 1) == GO ? send_node(skb, p, f) : TCX_DROP;
+}
+
+// to_node_client handles what an endpoint sends to a client on the node.
+GLOBAL int to_node_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 found)
+{
+	if (!p || !f)
+		return TCX_DROP;
+	if (role_in(found) == STALE) {
+		if ((p->flags & (SYN | ACK)) == (SYN | ACK))
+			report_late(skb, f, flow_in(found));
+		return TCX_DROP;
+	}
+	switch (follow_endpoint(skb, p, f, flow_in(found))) {
+	case ABSORB:
+		return TCX_DROP;
+	case LEAVE:
+		return TCX_NEXT;
+	default:
+		return rewrite_apart(skb, p, f, TO_CLIENT) == TCX_NEXT ? deliver(skb, TRANSLATED) : TCX_DROP;
+	}
+}
+
 // leave_to_egress leaves it to egress to follow a packet. A connection whose endpoint has gone may
 // end there never, so that it is taken for one that is half closed.
 static __always_inline void leave_to_egress(struct packet *p, struct flow *f)
@@ -249,10 +292,13 @@ int ingress(struct __sk_buff *skb)
 	}
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
-	if (role == STALE)
-		return TCX_NEXT;
 	struct flow *f = flow_of(index);
 	if (unlikely(!f))
+		return TCX_NEXT;
+	int own = f->options & OPTION_NODE;
+	if (unlikely(own && role != TO_ENDPOINT))
+		return to_node_client(skb, &p, f, found);
+	if (role == STALE)
 		return TCX_NEXT;
 	if (unlikely(is_clients_own(skb, role, f))) {
 		skb->tc_index = TRANSLATED;
@@ -263,11 +309,11 @@ int ingress(struct __sk_buff *skb)
 	if (unlikely(role == UNMASQUERADE && (f->options & OPTION_DIRECT)))
 		return to_node(skb, &p, f, index);
 	struct hop hop = {};
-	int from = role != TO_ENDPOINT, direct = find_shortcut(skb, &p, f, from, &hop);
+	int from = role != TO_ENDPOINT, direct = !own && find_shortcut(skb, &p, f, from, &hop);
 	if (role == TO_CLIENT && !direct)
 		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
-		if (unlikely(is_ending(&p, f)) && !direct)
+		if (unlikely(is_ending(&p, f)) && !direct && !own)
 			leave_to_egress(&p, f);
 		switch (follow_from(skb, &p, f, index, 0)) {
 		case ABSORB:
@@ -278,6 +324,8 @@ int ingress(struct __sk_buff *skb)
 			break;
 		}
 	}
+	if (unlikely(own))
+		return send_node(skb, &p, f);
 	return direct ? forward(skb, &p, f, found, &hop) : rewrite_apart(skb, &p, f, role);
 }
 
@@ -306,10 +354,14 @@ int egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	__u32 found = find(&p.tuple);
+	if (!found && skb->ifindex == LOOPBACK && serves_node(skb, &p))
+		return deliver(skb, 0);
 	if (!found)
 		return !skb->ingress_ifindex && is_node_port(p.tuple.sport) ? begin_node(skb, &p) : TCX_NEXT;
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
+	if (unlikely(role == TO_ENDPOINT && skb->ifindex == LOOPBACK))
+		return leave_node(skb, &p, index);
 	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);

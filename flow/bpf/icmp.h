@@ -11,6 +11,7 @@
 #include "index.h"
 #include "layout.h"
 #include "maps.h"
+#include "node.h"
 #include "packet.h"
 #include "shortcut.h"
 #include "translate.h"
@@ -203,7 +204,6 @@ static __always_inline int is_quote(const struct icmp *i, const struct flow *f, 
 	return (__u16)~check % 0xffff == sum % 0xffff;
 }
 
-#define NO_NEIGHBOUR 7 // bpf_fib_lookup has found the interface alone
 #define SILENT 1000000000ULL // ns
 
 // is_from_endpoint says whether an error at egress comes from a session's endpoint. IPv6 may answer
@@ -253,7 +253,8 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 		skb->tc_index = TRANSLATED;
 		return TCX_NEXT;
 	}
-	if (egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
+	int own = f->options & OPTION_NODE; // its answers are translated where they come in
+	if (own ? role == TO_ENDPOINT || (egress && skb->ifindex != LOOPBACK) : egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
 		return TCX_NEXT;
 	count(COUNT_ICMP);
 	if (role == STALE)
@@ -283,7 +284,9 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 	}
 	if (role == UNMASQUERADE)
 		skb->tc_index = HALFWAY;
-	return rewrite_quoted(skb, p, &i, f, role) || rewrite_error(skb, p, &i, f, role) ? TCX_DROP : TCX_NEXT;
+	if (rewrite_quoted(skb, p, &i, f, role) || rewrite_error(skb, p, &i, f, role))
+		return TCX_DROP;
+	return own && !egress ? deliver(skb, TRANSLATED) : TCX_NEXT;
 }
 
 #endif

@@ -66,6 +66,9 @@ func (x *Index) Tuple(r Reference) KernelTuple {
 		t.Src, t.Sport, t.Dst, t.Dport = k.Endpoint, k.EndpointPort, k.Node, k.NodePort
 	default:
 		t.Src, t.Sport, t.Dst, t.Dport = k.Endpoint, k.EndpointPort, k.Client, k.MiddlePort
+		if k.Options&KernelOptionOPTION_NODE != 0 {
+			t.Dst, t.Dport = k.Node, k.NodePort
+		}
 	}
 	return t
 }

@@ -96,6 +96,8 @@ static __always_inline int belongs(const struct tuple *t, __u32 reference)
 	case UNMASQUERADE:
 		return is_from_to(t, &f->endpoint, f->endpoint_port, &f->node, f->node_port);
 	default: // TO_CLIENT, STALE
+		if (unlikely(f->options & OPTION_NODE))
+			return is_from_to(t, &f->endpoint, f->endpoint_port, &f->node, f->node_port);
 		return is_from_to(t, &f->endpoint, f->endpoint_port, &f->client, f->middle_port);
 	}
 }

@@ -42,6 +42,8 @@ GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index)
 	if (!f)
 		return -1;
 	set_tuple(&t, f, TO_CLIENT);
+	if ((f->options & OPTION_NODE) && has_socket(skb, &t, f->options & OPTION_IPV6))
+		return -1; // the node asks the endpoint itself by that port
 	if (claim(&t, index, TO_CLIENT))
 		return -1;
 	if (f->options & OPTION_MASQUERADE) {
@@ -52,7 +54,7 @@ GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index)
 		set_tuple(&t, f, MASQUERADE);
 		if (take_over(&t, index, MASQUERADE))
 			goto undo;
-	} else {
+	} else if (!(f->options & OPTION_NODE)) {
 		set_tuple(&t, f, MASQUERADE);
 		__u32 old = find(&t);
 		if (role_in(old) == MASQUERADE) // of a session that has ended

@@ -48,6 +48,9 @@ type KernelControl struct {
 	Netns           uint64
 	Seed            uint64
 	ShortcutsUntil  uint64
+	NodeUntil       uint64
+	NodeDevice      uint32
+	Zero            uint32
 	DecidesUntil    uint64
 }
 
@@ -82,6 +85,7 @@ const (
 	KernelDecidingDECIDE_RANDOM  KernelDeciding = 1
 	KernelDecidingDECIDE_PODS    KernelDeciding = 2
 	KernelDecidingDECIDE_OUTSIDE KernelDeciding = 4
+	KernelDecidingASK_NODE       KernelDeciding = 64
 )
 
 type KernelDestination struct {
@@ -192,6 +196,7 @@ const (
 	KernelOptionOPTION_MASQUERADE KernelOption = 1
 	KernelOptionOPTION_IPV6       KernelOption = 2
 	KernelOptionOPTION_DIRECT     KernelOption = 4
+	KernelOptionOPTION_NODE       KernelOption = 16
 	KernelOptionOPTION_MOVED      KernelOption = 8
 )
 

@@ -27,8 +27,8 @@ enum role {
 	TO_ENDPOINT,  // ingress: C -> V becomes C:m -> E
 	MASQUERADE,   // egress:  C:m -> E becomes N:n -> E
 	UNMASQUERADE, // ingress: E -> N:n becomes E -> C:m
-	TO_CLIENT,    // egress:  E -> C:m becomes V -> C
-	STALE,        // egress:  E -> C:m of an endpoint that was given up: dropped
+	TO_CLIENT,    // egress:  E -> C:m becomes V -> C; ingress: E -> N:n of a client on the node itself (node.h)
+	STALE,        // the same, of an endpoint that was given up: dropped
 };
 
 // bucket is a part of the index (index.h).
@@ -52,6 +52,7 @@ enum option {
 	OPTION_MASQUERADE = 1,
 	OPTION_IPV6 = 2,
 	OPTION_DIRECT = 4, // to the endpoint itself, by a port of a Service's flow (direct.h); with OPTION_MASQUERADE: from the node
+	OPTION_NODE = 16, // the client is on the node itself (node.h): N:n -> E, without MASQUERADE and UNMASQUERADE
 	OPTION_MOVED = 8, // between the hooks, the client has a port that userspace has chosen
 };
 
@@ -146,6 +147,7 @@ enum deciding {
 	DECIDE_RANDOM = 1, // else round-robin
 	DECIDE_PODS = 2,   // only for pods: of other clients, the endpoint sees the node's address
 	DECIDE_OUTSIDE = 4, // only for clients that are no pods: those reach other endpoints, too
+	ASK_NODE = 64, // userspace decides about the node's own clients; else the relay serves them
 };
 
 struct served {
@@ -239,6 +241,9 @@ struct control {
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 	__u64 seed;   // of the index
 	__u64 shortcuts_until; // until then, packets may take shortcuts
+	__u64 node_until; // until then, new connections of the node's own clients may become flows (node.h)
+	__u32 node_device; // the interface of those; 0: none
+	__u32 zero;
 	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 

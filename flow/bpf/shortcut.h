@@ -17,6 +17,7 @@
 
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
+#define NO_NEIGHBOUR 7 // bpf_fib_lookup has found the interface alone
 
 // Every 1.1 s, one packet per direction takes the IP stack, so that the kernel revalidates the
 // neighbour. Packets of the same batch overtake it, which TCP tolerates. A datagram takes the

@@ -158,6 +158,8 @@ static __always_inline void set_target(struct tuple *to, const struct flow *f, e
 	to->protocol = f->protocol;
 	switch (role) {
 	case TO_ENDPOINT:
+		if (unlikely(f->options & OPTION_NODE))
+			return set_ends(to, &f->node, f->node_port, &f->endpoint, f->endpoint_port);
 		return set_ends(to, &f->client, f->middle_port, &f->endpoint, f->endpoint_port);
 	case MASQUERADE:
 		return set_ends(to, &f->node, f->node_port, &f->endpoint, f->endpoint_port);
@@ -187,6 +189,8 @@ static __always_inline void set_tuple(struct tuple *t, const struct flow *f, enu
 	case UNMASQUERADE:
 		return set_ends(t, &f->endpoint, f->endpoint_port, &f->node, f->node_port);
 	default: // TO_CLIENT, STALE
+		if (unlikely(f->options & OPTION_NODE))
+			return set_ends(t, &f->endpoint, f->endpoint_port, &f->node, f->node_port);
 		return set_ends(t, &f->endpoint, f->endpoint_port, &f->client, f->middle_port);
 	}
 }

@@ -26,6 +26,9 @@ const (
 	From Way = 1 << iota // packets that arrive at the interface
 	Into                 // packets that leave by it
 	Peer                 // packets that leave by it go straight to its peer
+
+	// Watched is no way: another program sees what arrives at the interface.
+	Watched Way = 1 << 8
 )
 
 // Options say which network namespace to look at, and what of it is Sluice's own.
@@ -70,6 +73,17 @@ func (w *Watcher) Changed() <-chan struct{} { return w.routes.changed }
 // InStack names what looks at forwarded packets in the node's IP stack, or returns "". An error
 // says what cannot be read.
 func (w *Watcher) InStack() (string, error) { return w.others.inStack() }
+
+// OnNode names what looks at packets of the node's own connections beside what InStack names, or at
+// packets that arrive at some interface, or returns "". Call InStack and Ways before.
+func (w *Watcher) OnNode() (string, error) {
+	for index, way := range w.ways {
+		if way&Watched != 0 {
+			return fmt.Sprintf("another program at the ingress of interface %d", index), nil
+		}
+	}
+	return w.others.onNode()
+}
 
 // Ways returns the ways of some interfaces, by their index; all are those of the namespace. It
 // looks again at interfaces that are new or changed, and at those that changed routes lead to.

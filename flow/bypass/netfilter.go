@@ -54,15 +54,15 @@ func (n *netfilterPrograms) close() {
 	_ = n.program.Close()
 }
 
-// inStack names a program that forwarded packets pass.
-func (n *netfilterPrograms) inStack() (string, error) {
+// at names a program at one of some hooks.
+func (n *netfilterPrograms) at(hooks func(uint32) bool) (string, error) {
 	links, err := n.links()
 	if err != nil {
 		return "", fmt.Errorf("BPF programs of netfilter: %w", err)
 	}
 	for _, l := range links {
 		ip := l.Family == syscall.AF_INET || l.Family == syscall.AF_INET6
-		if l.NamespaceNumber == n.namespace && l.Dead == 0 && ip && isForwarding(l.Hook) {
+		if l.NamespaceNumber == n.namespace && l.Dead == 0 && ip && hooks(l.Hook) {
 			return "a BPF program of netfilter", nil
 		}
 	}

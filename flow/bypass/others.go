@@ -1,8 +1,10 @@
 package bypass
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -32,6 +34,7 @@ type others struct {
 
 	generation string       // of nftables, when they were listed
 	chain      string       // of another program
+	nodeChain  string       // the same, at the hooks of the node's own packets
 	queues     map[int]bool // interfaces with a queueing discipline that packets wait in
 }
 
@@ -111,7 +114,7 @@ func (o *others) inStack() (what string, err error) {
 		return "", o.unread
 	}
 	if o.netfilter != nil {
-		if what, err = o.netfilter.inStack(); what != "" || err != nil {
+		if what, err = o.netfilter.at(isForwarding); what != "" || err != nil {
 			return what, err
 		}
 	}
@@ -144,6 +147,7 @@ func (o *others) inStack() (what string, err error) {
 // Numbers of linux/netfilter.h.
 const (
 	nfprotoInet, nfprotoNetdev = 1, 5
+	hookInput, hookOutput      = 1, 3
 	hookForward                = 2
 	hookPostrouting            = 4
 	hookPrerouting             = 0
@@ -171,12 +175,19 @@ func (o *others) nftables() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("nftables: chains: %w", err)
 	}
-	o.generation, o.chain = generation, ""
+	o.generation, o.chain, o.nodeChain = generation, "", ""
 	for _, c := range chains {
 		table := kernel.Text(c.Attribute(kernel.AttrChainTable))
-		if passes(&c) && !(c.Family == nfprotoInet && table == o.ownTable) {
-			o.chain = fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
+		if c.Family == nfprotoInet && table == o.ownTable {
+			continue
+		}
+		name := fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
+		if passes(&c, isForwarding) {
+			o.chain = name
 			break
+		}
+		if passes(&c, isOfNode) {
+			o.nodeChain = name
 		}
 	}
 	return o.chain, nil
@@ -187,8 +198,8 @@ const (
 	attrHookNumber = 1 // NFTA_HOOK_HOOKNUM
 )
 
-// passes reports whether forwarded packets, or those that an interface receives, pass a chain.
-func passes(c *kernel.Object) bool {
+// passes reports whether packets at some hooks, or those that an interface receives, pass a chain.
+func passes(c *kernel.Object, hooks func(uint32) bool) bool {
 	hook, is := kernel.Number(kernel.Attribute(c.Attribute(kernel.AttrChainHook), attrHookNumber))
 	if !is {
 		return false
@@ -197,7 +208,7 @@ func passes(c *kernel.Object) bool {
 	case nfprotoNetdev:
 		return true
 	case nfprotoInet, syscall.AF_INET, syscall.AF_INET6:
-		return isForwarding(hook) || hook == hookIngress
+		return hooks(hook) || hook == hookIngress
 	}
 	return false
 }
@@ -205,6 +216,52 @@ func passes(c *kernel.Object) bool {
 // isForwarding reports whether forwarded packets pass a hook of an IP family.
 func isForwarding(hook uint32) bool {
 	return hook == hookPrerouting || hook == hookForward || hook == hookPostrouting
+}
+
+// isOfNode reports whether packets to or from the node itself pass a hook of an IP family.
+func isOfNode(hook uint32) bool { return hook == hookInput || hook == hookOutput }
+
+// onNode names what looks at packets of the node's own connections: a chain or a BPF program of
+// netfilter for what the node sends or receives, a program at lo's egress, a strict check of
+// sources at all interfaces, or that lo does not forward, so that programs at lo cannot ask for
+// routes. Call inStack before.
+func (o *others) onNode() (what string, err error) {
+	if o.nodeChain != "" {
+		return o.nodeChain, nil
+	}
+	if o.netfilter != nil {
+		if what, err = o.netfilter.at(isOfNode); what != "" || err != nil {
+			return what, err
+		}
+	}
+	if is, err := o.programs(kernel.Loopback, egressSide); is || err != nil {
+		return "another program at lo's egress", err
+	}
+	if strict, err := o.checksSources("all"); strict || err != nil {
+		return "net.ipv4.conf.all.rp_filter is 1", err
+	}
+	return o.forwardsNot()
+}
+
+// forwardsNot names the setting by which lo alone does not forward, or returns "".
+func (o *others) forwardsNot() (what string, err error) {
+	err = sys.InNetNS(o.namespace, func() error {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			all, err := os.ReadFile("/proc/sys/net/" + family + "/conf/all/forwarding")
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // no IPv6
+			}
+			own, errOwn := os.ReadFile("/proc/sys/net/" + family + "/conf/lo/forwarding")
+			if err := cmp.Or(err, errOwn); err != nil {
+				return fmt.Errorf("forwarding of lo: %w", err)
+			}
+			if string(all) != string(own) {
+				what = "net." + family + ".conf.lo.forwarding is " + strings.TrimSpace(string(own))
+			}
+		}
+		return nil
+	})
+	return what, err
 }
 
 // look reads what at goes by for all interfaces.
@@ -228,14 +285,18 @@ func (o *others) look() error {
 // at returns the ways that packets may take at an interface.
 func (o *others) at(l netlink.Link) (ways Way, err error) {
 	a := l.Attrs()
-	if a.MasterIndex != 0 {
-		return 0, nil
-	}
-	ways = o.peers.ways(l)
 	ingress, err := o.programs(a.Index, ingressSide)
 	if err != nil {
 		return 0, err
 	}
+	watched := Way(0)
+	if ingress {
+		watched = Watched
+	}
+	if a.MasterIndex != 0 {
+		return watched, nil
+	}
+	ways = o.peers.ways(l) | watched
 	strict, err := o.checksSources(a.Name)
 	if err != nil {
 		return 0, err

@@ -102,13 +102,13 @@ func TestOthersAtInterfaces(t *testing.T) {
 		{"our own programs", all, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
 			return attachBoth(t, n, b1, own, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
 		}},
-		{"a program at ingress", all &^ From, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
+		{"a program at ingress", all&^From | Watched, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
 			return attachBoth(t, n, b1, foreign.Idle(t), ebpf.AttachTCXIngress)
 		}},
 		{"a program at egress", all &^ Peer, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
 			return attachBoth(t, n, b1, foreign.Idle(t), ebpf.AttachTCXEgress)
 		}},
-		{"filters", Into, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
+		{"filters", Into | Watched, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
 			if err := n.Netlink().QdiscAdd(&netlink.GenericQdisc{
 				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: b1.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
 				QdiscType:  "clsact",

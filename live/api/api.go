@@ -418,8 +418,9 @@ type Status struct {
 	Connections int64     `json:"connections"`
 	Sessions    int64     `json:"udp_sessions"`
 	Limit       int64     `json:"connections_limit"`
-	DataPath    string    `json:"data_path"`                  // relay, or kernel; the latter beside the relay
-	DataPathWhy string    `json:"data_path_reason,omitempty"` // why it is the relay
+	DataPath    string    `json:"data_path"`                      // relay, or kernel; the latter beside the relay
+	DataPathWhy string    `json:"data_path_reason,omitempty"`     // why it is the relay
+	NodeRelayed string    `json:"node_clients_relayed,omitempty"` // why new connections of the node's own clients are relayed beside kernel flows
 	Flows       int64     `json:"flows"`
 	FlowsLimit  int64     `json:"flows_limit,omitempty"`
 	Judged      string    `json:"forward_rules,omitempty"` // rules for forwarded packets: the relay refuses others' clients

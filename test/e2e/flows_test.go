@@ -18,9 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// The data path of a connection follows from its client and its Service.
+// The data path of a connection follows from its client and its Service. The node's own clients are
+// relayed while a rule judges their packets, as the status says.
 func TestDataPathOfConnections(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
@@ -31,7 +33,19 @@ func TestDataPathOfConnections(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.write("relayed.yaml", strings.Replace(relayed.yaml(), "metadata:\n", "metadata:\n  annotations: {sluice.dev/datapath: relay}\n", 1))
 	p.start("--datapath", "kernel")
-	for had, c := range []struct {
+	p.awaitLog("new connections of the node's own clients are the kernel's")
+	had := 0
+	asks := func(from *netns.Host, vip, path string) {
+		t.Helper()
+		if _, err := from.Ask("tcp", net.JoinHostPort(vip, "80")); err != nil {
+			t.Fatalf("from %s to %s: %v", from.Name(), vip, err)
+		}
+		if all := p.awaitRecords(had + 1); all[had].Path != path {
+			t.Errorf("from %s to %s: the path is %s, want %s", from.Name(), vip, all[had].Path, path)
+		}
+		had++
+	}
+	for _, c := range []struct {
 		from *netns.Host
 		vip  string
 		path string
@@ -39,18 +53,35 @@ func TestDataPathOfConnections(t *testing.T) {
 		{lab.Client, vip4, "kernel"},
 		{lab.Client, vip6, "kernel"},
 		{lab.Client, "10.96.0.11", "relay"}, // annotated
-		{lab.Node, vip4, "relay"},           // arrives at no interface
-		{lab.Backends[0], vip4, "kernel"},   // reaches itself too
+		{lab.Node, vip4, "kernel"},
+		{lab.Node, vip6, "kernel"},
+		{lab.Node, "10.96.0.11", "relay"},
+		{lab.Backends[0], vip4, "kernel"}, // reaches itself too
 		{lab.Backends[0], vip4, "kernel"},
 		{lab.Backends[0], vip6, "kernel"},
 		{lab.Backends[0], vip6, "kernel"},
 	} {
-		if _, err := c.from.Ask("tcp", net.JoinHostPort(c.vip, "80")); err != nil {
-			t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
+		asks(c.from, c.vip, c.path)
+	}
+	status := func() string {
+		said, err := sluice(t, lab, "status")
+		if err != nil {
+			t.Fatal(err)
 		}
-		if all := p.awaitRecords(had + 1); all[had].Path != c.path {
-			t.Errorf("from %s to %s: the path is %s, want %s", c.from.Name(), c.vip, all[had].Path, c.path)
-		}
+		return said
+	}
+	const told = "this node's own clients are relayed"
+	if said := status(); strings.Contains(said, told) {
+		t.Errorf("the status is:\n%s", said)
+	}
+	lab.Node.NFT(t, "add table inet other\nadd chain inet other c { type filter hook output priority 0; }")
+	wait.True(t, "the node's own clients are relayed", func() bool {
+		return strings.Contains(status(), told+": the chain c of nftables' table other")
+	})
+	asks(lab.Node, vip4, "relay")
+	p.kill()
+	if out, err := sluice(t, lab, "cleanup"); err != nil || !strings.Contains(out, "removed interface sluice of kernel flows") {
+		t.Errorf("cleanup: %v\n%s", err, out)
 	}
 }
 
@@ -142,6 +173,8 @@ func (p *proxy) checkPaths() {
 		want := "relay"
 		if a := r.Client.Addr(); forwarded() && !a.IsLoopback() && !slices.Contains(own, a) {
 			want = "kernel"
+		} else if forwarded() && slices.Contains(own, a) {
+			want = r.Path // TestNodesOwnClientsAreForwarded says which
 		}
 		// While it stops, the relay serves those who still send, without kernel flows.
 		if r.Path != want && forwarded() && r.VIPKind == "NodePort" {

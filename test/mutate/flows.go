@@ -39,7 +39,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-ranges-ignored", what: "the table serves clients that source ranges do not admit",
-		file: "flow/bpf/flow.bpf.c", old: "first && !is_admitted(p, s)", new: "0",
+		file: "flow/bpf/flow.bpf.c", old: "first && !own && !is_admitted(p, s)", new: "0",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
@@ -189,12 +189,12 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-node-port-kept", what: "a hidden client gets the answers to a socket of the node",
-		file: "flow/bpf/flow.bpf.c", old: "|| !is_taken_here(p))", new: "|| 1)",
+		file: "flow/bpf/flow.bpf.c", old: "|| !is_taken_here(skb, p))", new: "|| 1)",
 		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
 	},
 	{
 		name: "flow-dropped-believed", what: "an RST that the node drops ends a connection",
-		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !direct)", new: "if (0)",
+		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !direct && !own)", new: "if (0)",
 		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
 	},
 	{
@@ -507,5 +507,45 @@ var flows = []mutation{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
 		file: "policy/uniform.go", old: "internal && t.node.masqueradeAll", new: "false",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",
+	},
+	{
+		name: "node-clients-martian", what: "the device drops packets from the node's own addresses",
+		file: "flow/device.go", old: "conf.AddRtAttr(acceptLocal, nl.Uint32Attr(1))", new: "conf.AddRtAttr(acceptLocal, nl.Uint32Attr(0))",
+		pkg: "flow", test: "TestNodeClientsBesideLooseSourceChecks",
+	},
+	{
+		name: "node-clients-loose-check", what: "the device has no address, so that loose source checks drop answers",
+		file: "flow/device.go", old: "if err := d.nl.AddrReplace(link, addr); err != nil {", new: "if err := d.nl.AddrReplace(link, addr); err == nil {\n\t\t_ = d.nl.AddrDel(link, addr)\n\t} else {",
+		pkg: "flow", test: "TestNodeClientsBesideLooseSourceChecks",
+	},
+	{
+		name: "node-clients-past-output", what: "rules at OUTPUT and INPUT do not have the node's own clients relayed",
+		file: "flow/bypass/others.go", old: "if o.nodeChain != \"\" {", new: "if false {",
+		pkg: "flow", test: "TestNodeClientsAreRelayed",
+	},
+	{
+		name: "node-clients-own-endpoint", what: "the node's own clients are not relayed to an endpoint on the node",
+		file: "flow/node.go", old: "e.MayReturn || st.host.Has(e.Addr.Addr())", new: "e.MayReturn",
+		pkg: "flow", test: "TestNodeClientsAreRelayed",
+	},
+	{
+		name: "node-clients-unfragmented", what: "long datagrams of the node's own clients are not fragmented",
+		file: "flow/bpf/node.h", old: "if (found == TOO_LONG) {", new: "if (found == TOO_LONG)\n\t\treturn TCX_DROP;\n\tif (0) {",
+		pkg: "flow", test: "TestNodeClientsAndThePathMTU",
+	},
+	{
+		name: "node-clients-take-ports", what: "a client on the node gets the answers to the node's own connection from its port",
+		file: "flow/bpf/direct.h", old: "return (f->options & OPTION_NODE) && has_socket(", new: "return (f->options & OPTION_NODE) && !has_socket(",
+		pkg: "flow", test: "TestNodeAsksAnEndpointByANodeClientsPort",
+	},
+	{
+		name: "node-clients-again-at-a-port", what: "a bridge's port takes the packets of a client on the node for the node's own",
+		file: "flow/bpf/direct.h", old: "return (f->options & OPTION_NODE) && has_socket(skb, &back, p->ipv6);", new: "return (f->options & OPTION_NODE) && (has_socket(skb, &back, p->ipv6) | skb->len);",
+		pkg: "flow", test: "TestNodeClientsOfEndpointsBehindOtherLinks",
+	},
+	{
+		name: "node-clients-device-stays", what: "the device of the node's own clients stays behind",
+		file: "flow/node.go", old: "_ = n.device.nl.LinkDel(l)", new: "_ = l",
+		pkg: "flow", test: "TestNodeClientsAreAdopted",
 	},
 }

@@ -43,6 +43,9 @@ func Status(out io.Writer, s *api.Status) error {
 	switch {
 	case s.FlowsLimit > 0:
 		line("data path", "kernel, beside the relay: %d connections and sessions of at most %d", s.Flows, s.FlowsLimit)
+		if s.NodeRelayed != "" {
+			line("", "this node's own clients are relayed: %s", s.NodeRelayed)
+		}
 		if s.Judged != "" {
 			line("", "the relay serves this node's own clients alone, as rules judge forwarded packets: %s", s.Judged)
 		}

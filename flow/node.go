@@ -1,0 +1,141 @@
+package flow
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/flow/bypass"
+	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// nodeClients lets connections of the node's own clients become flows (bpf/node.h) while nothing
+// looks at their packets that would see others than by the relay. Otherwise new ones are relayed; open ones stay.
+// check belongs to one goroutine, relayed is safe for concurrent use.
+type nodeClients struct {
+	kernel *bpf.Kernel
+	device *device // nil: none could be made
+	log    zerolog.Logger
+	told   once.Trouble
+	why    atomic.Pointer[string] // new ones are relayed; nil: they are not
+}
+
+var (
+	errDeviceGone = errors.New("the interface of kernel flows for the node's own clients is gone")
+	errNoShortcut = errors.New("--shortcuts is off")
+)
+
+// openNodeClients makes the device. Without it, all of the node's own clients are relayed.
+func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
+	n := &nodeClients{kernel: k, log: o.Logger}
+	atomic.StoreUint64(&k.Control.NodeUntil, 0)
+	err := errNoShortcut
+	if o.Shortcuts {
+		n.device, err = openDevice(o.Namespace, o.Name)
+	}
+	if err != nil {
+		atomic.StoreUint32(&k.Control.NodeDevice, 0)
+		n.relay(err.Error())
+		return n
+	}
+	atomic.StoreUint32(&k.Control.NodeDevice, uint32(n.device.index))
+	n.relay("it is not known yet what looks at their packets")
+	return n
+}
+
+// check lets new connections become flows for the next second, unless there is a reason for the relay.
+func (n *nodeClients) check(inStack string, w *bypass.Watcher) {
+	if n.device == nil {
+		return
+	}
+	why := inStack
+	var err error
+	if why == "" {
+		why, err = w.OnNode()
+	}
+	if err == nil && !n.device.there() {
+		err = errDeviceGone
+	}
+	if err != nil {
+		why = err.Error()
+	}
+	if why != "" {
+		atomic.StoreUint64(&n.kernel.Control.NodeUntil, 0)
+		n.relay(why)
+		return
+	}
+	atomic.StoreUint64(&n.kernel.Control.NodeUntil, uint64(sys.Monotonic()+int64(shortcutsLast)))
+	if n.why.Swap(nil) != nil {
+		n.told.Over()
+		n.log.Info().Msg("kernel flows: new connections of the node's own clients are the kernel's")
+	}
+}
+
+// relay notes why new connections are relayed.
+func (n *nodeClients) relay(why string) {
+	if was := n.why.Load(); was != nil && *was == why {
+		return
+	}
+	n.why.Store(&why)
+	if n.told.New(why) {
+		n.log.Info().Str("because", why).Msg("kernel flows: new connections of the node's own clients are relayed")
+	}
+}
+
+// relayed says why new connections are relayed, or returns "".
+func (n *nodeClients) relayed() string {
+	if why := n.why.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
+// close has all new connections relayed. Without keep, flows have ended, and the device goes.
+func (n *nodeClients) close(keep bool) {
+	atomic.StoreUint64(&n.kernel.Control.NodeUntil, 0)
+	if n.device == nil {
+		return
+	}
+	if !keep {
+		if l, err := n.device.nl.LinkByIndex(n.device.index); err == nil {
+			_ = n.device.nl.LinkDel(l)
+		}
+	}
+	n.device.close()
+	n.device = nil
+}
+
+// NodeRelayed says why new connections of the node's own clients are relayed, or returns "". It is
+// safe for concurrent use.
+func (s *Server) NodeRelayed() string {
+	if n := s.node.Load(); n != nil {
+		return n.relayed()
+	}
+	return "kernel flows have not started"
+}
+
+// isForNode reports whether the kernel can forward the node's own clients to all endpoints of a port:
+// it has a route to each that leads to another host.
+func isForNode(port *service.Port, st *state) bool {
+	if port.Name.Protocol == service.SCTP {
+		return false
+	}
+	for f := range port.Families {
+		for i := range port.Families[f].Endpoints {
+			if e := &port.Families[f].Endpoints[i]; e.MayReturn || st.host.Has(e.Addr.Addr()) {
+				return false
+			}
+		}
+	}
+	return st.host.Known()
+}
+
+// isFromNode reports whether a first packet came by the node's own device.
+func (w *worker) isFromNode(e *bpf.KernelEvent) bool {
+	device := atomic.LoadUint32(&w.kernel.Control.NodeDevice)
+	return device != 0 && e.Ifindex == device
+}
