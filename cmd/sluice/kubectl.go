@@ -165,7 +165,9 @@ func (o *clusterAsker) askOne(ctx context.Context, cluster *pods.Cluster, pod po
 	greeting, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	c, err := client.Reach(greeting, "pod "+pod.Name, func() (net.Conn, error) { return cluster.Dial(pod) })
-	defer c.Close()
+	if c != nil {
+		defer c.Close()
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("pod %s: no answer in %s", pod.Name, o.timeout)
 	}
@@ -181,7 +183,8 @@ func (o *clusterAsker) askOne(ctx context.Context, cluster *pods.Cluster, pod po
 // gather asks the proxies of all nodes, each of which has wait more than --timeout to answer,
 // and calls take with each answer, one at a time. Then it names the nodes that did not
 // answer, and returns errReported if there are any.
-func gather[Answer any](o *clusterAsker, cmd *cobra.Command, wait time.Duration, ask func(context.Context, *client.Client) (Answer, error), take func(node string, a Answer), end func() error) error {
+func gather[Answer any](o *clusterAsker, cmd *cobra.Command, wait time.Duration, ask func(context.Context, *client.Client) (Answer, error),
+	take func(node string, a Answer), end func() error) error {
 	ctx, cluster, all, err := o.list(cmd)
 	if err != nil {
 		return err

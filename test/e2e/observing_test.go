@@ -49,8 +49,9 @@ var observed = map[string]string{
 	"slow":                                            "no endpoint is slow",
 	"tap 'failures>0' -o json":                        `"error":"refused"`,
 	"failures":                                        "refused",
-	"failures --each":                                 "refused",
-	"conns state=connecting -o json":                  "",
+	"tap end=no_endpoints,no_local_endpoints,unknown_port,unknown_address,not_admitted": "unknown_port",
+	"failures --each":                                         "refused",
+	"conns state=connecting -o json":                          "",
 	"tap end=client_reset,endpoint_reset service=default/web": "client_reset",
 	"explain --from 10.1.0.2 --to 10.96.0.10:80":              "endpoints: ",
 	"destinations 10.96.0.10":                                 "steered",
@@ -122,6 +123,7 @@ func TestObservingCommands(t *testing.T) {
 			if _, err := lab.Client.Ask("tcp", address); err != nil {
 				return err
 			}
+			_, _ = lab.Client.Ask("tcp", addresses(81, vip4)[0]) // it is refused
 			c := hold(t, lab.Client, address, 1)[0]
 			if tcp, ok := c.(*net.TCPConn); ok {
 				_ = tcp.SetLinger(0)

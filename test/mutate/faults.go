@@ -201,4 +201,4 @@ var faults = []mutation{
 }
 
 // mutations are all of them.
-var mutations = slices.Concat(promises, faults, flows, neighbours, names)
+var mutations = slices.Concat(promises, faults, flows, neighbours, names, views)

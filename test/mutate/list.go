@@ -77,24 +77,9 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_TotalsDoNotFall/relay",
 	},
 	{
-		name: "past-forgotten", what: "sluice log has no record of before a take-over",
-		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellHistory()",
-		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
-	},
-	{
-		name: "history-forgotten", what: "the page's charts begin anew at each take-over",
-		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellPast()",
-		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
-	},
-	{
 		name: "ids-begin-anew", what: "after a take-over, two records have one id",
 		file: "node/handover.go", old: "p.conntrack.NextID()+idsSpace", new: "uint64(1)",
 		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
-	},
-	{
-		name: "past-misread", what: "records that another version has encoded are misread",
-		file: "conntrack/movedpast.go", old: "if m.Format != pastFormat {", new: "if m.Format < 0 {",
-		pkg: "conntrack", test: "TestPastOfAnotherFormat",
 	},
 	{
 		name: "endpoints-forgotten", what: "after a take-over, an endpoint that keeps failing gets connections again, and turns begin anew",
@@ -115,16 +100,6 @@ var promises = []mutation{
 		name: "next-is-no-main-process", what: "systemd ends the next process with the one before, and starts another",
 		file: "node/handover.go", old: "\tp.nameNext(c)\n\tp.successor = c\n", new: "\tp.successor = c\n",
 		pkg: "node", test: "TestServiceManagerIsTold",
-	},
-	{
-		name: "pcap-one-leg", what: "a capture has no packets between proxy and endpoint",
-		file: "cmd/sluice/internal/capture/flows.go", old: "	f.leg(protocol, c.SourceAddr, c.Endpoint, w)\n", new: "",
-		pkg: "test/e2e", test: "TestPacketsOfConnections",
-	},
-	{
-		name: "pcap-no-wait", what: "packets do not wait until their connection matches",
-		file: "cmd/sluice/internal/capture/capture.go", old: "now.Add(-c.bounds.Wait))", new: "now)",
-		pkg: "test/e2e", test: "TestPacketsOfConnections",
 	},
 	{
 		name: "held-for-ever", what: "connections that wait for endpoints are not told of the first one",
@@ -366,27 +341,6 @@ var promises = []mutation{
 		name: "refuses-without-local", what: "a port whose policy leaves no endpoint here refuses in place of dropping",
 		file: "policy/resolve.go", old: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Drop", new: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Refuse",
 		pkg: "test/e2e", test: "TestPromise4_PortWhosePolicyLeavesNoneHereDrops/sklookup-nftables",
-	},
-
-	{
-		name: "refusals-untold", what: "what is refused or dropped is a total and nothing more",
-		file: "node/refusals.go", old: "p.conntrack.Refuse(list, more,", new: "p.conntrack.Refuse(nil, more+listed,",
-		pkg: "test/e2e", test: "TestRefusalsAreTold",
-	},
-	{
-		name: "refusals-told-again", what: "refusals of sk_lookup are told each second again",
-		file: "redirect/sklookup/refusals.go", old: "r.each.BatchLookupAndDelete(", new: "r.each.BatchLookup(",
-		pkg: "redirect/sklookup", test: "TestSteering/without_pins/refusals_are_counted",
-	},
-	{
-		name: "refusals-read-as-damage", what: "what nftables has counted is taken for somebody's change, and repaired",
-		file: "redirect/tproxy/filter.go", old: "for k := range counted { // the kernel fills that one", new: "for k := range kinds {",
-		pkg: "redirect/tproxy", test: "TestCountsAreNoDamage",
-	},
-	{
-		name: "refusals-told-twice", what: "refusals of nftables are told each second again",
-		file: "redirect/tproxy/refusals.go", old: "before := r.seen[e.key]", new: "before := uint64(0)",
-		pkg: "redirect/tproxy", test: "TestSteering/refusals_are_counted",
 	},
 
 	// Promise 5: each connection leaves exactly one record.

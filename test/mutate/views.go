@@ -1,0 +1,50 @@
+package main
+
+// views are mistakes of what shows connections: commands, records and metrics.
+var views = []mutation{
+	{
+		name: "pcap-one-leg", what: "a capture has no packets between proxy and endpoint",
+		file: "cmd/sluice/internal/capture/flows.go", old: "	f.leg(protocol, c.SourceAddr, c.Endpoint, w)\n", new: "",
+		pkg: "test/e2e", test: "TestPacketsOfConnections",
+	},
+	{
+		name: "pcap-no-wait", what: "packets do not wait until their connection matches",
+		file: "cmd/sluice/internal/capture/capture.go", old: "now.Add(-c.bounds.Wait))", new: "now)",
+		pkg: "test/e2e", test: "TestPacketsOfConnections",
+	},
+	{
+		name: "past-forgotten", what: "sluice log has no record of before a take-over",
+		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellHistory()",
+		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
+	},
+	{
+		name: "history-forgotten", what: "the page's charts begin anew at each take-over",
+		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellPast()",
+		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
+	},
+	{
+		name: "past-misread", what: "records that another version has encoded are misread",
+		file: "conntrack/movedpast.go", old: "if m.Format != pastFormat {", new: "if m.Format < 0 {",
+		pkg: "conntrack", test: "TestPastOfAnotherFormat",
+	},
+	{
+		name: "refusals-untold", what: "what is refused or dropped is a total and nothing more",
+		file: "node/refusals.go", old: "p.conntrack.Refuse(list, more,", new: "p.conntrack.Refuse(nil, more+listed,",
+		pkg: "test/e2e", test: "TestRefusalsAreTold",
+	},
+	{
+		name: "refusals-told-again", what: "refusals of sk_lookup are told each second again",
+		file: "redirect/sklookup/refusals.go", old: "r.each.BatchLookupAndDelete(", new: "r.each.BatchLookup(",
+		pkg: "redirect/sklookup", test: "TestSteering/without_pins/refusals_are_counted",
+	},
+	{
+		name: "refusals-read-as-damage", what: "what nftables has counted is taken for somebody's change, and repaired",
+		file: "redirect/tproxy/filter.go", old: "for k := range counted { // the kernel fills that one", new: "for k := range kinds {",
+		pkg: "redirect/tproxy", test: "TestCountsAreNoDamage",
+	},
+	{
+		name: "refusals-told-twice", what: "refusals of nftables are told each second again",
+		file: "redirect/tproxy/refusals.go", old: "before := r.seen[e.key]", new: "before := uint64(0)",
+		pkg: "redirect/tproxy", test: "TestSteering/refusals_are_counted",
+	},
+}
