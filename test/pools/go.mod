@@ -14,6 +14,7 @@ replace github.com/sluice-proxy/sluice => ../..
 require github.com/sluice-proxy/sluice v0.0.0-00010101000000-000000000000
 
 require (
+	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/nftables v0.3.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
