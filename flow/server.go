@@ -101,6 +101,7 @@ type Server struct {
 	old        *time.Timer    // ends programs of other versions
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
+	lastList   uint32 // number of the last list that an earlier process made; 0: none did
 	forwarding *forwardingWatcher
 	judges     judges
 	once       once.Log
@@ -210,6 +211,7 @@ func (s *Server) load() (err error) {
 	}
 	s.ranges.server = s
 	c := s.kernel.Control
+	s.lastList = c.LastList
 	for c.Magic == 0 {
 		c.Magic = rand.Uint32() &^ bpf.FlowMask
 	}

@@ -276,6 +276,9 @@ func (p *Path) purge() {
 		_ = p.server.kernel.Maps.Destinations.Delete(&gone[i])
 	}
 	p.server.ranges.purge(sets)
+	if p.server.lastList == 0 { // a million endpoints take seconds
+		return
+	}
 	var slot bpf.KernelSlot
 	var place bpf.KernelPlace
 	var unused []bpf.KernelSlot

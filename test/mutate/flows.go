@@ -3,6 +3,11 @@ package main
 // flows are mistakes in the BPF programs of kernel flows.
 var flows = []mutation{
 	{
+		name: "flow-earlier-lists-left", what: "lists of endpoints of an earlier process stay in the table",
+		file: "flow/server.go", old: "s.lastList = c.LastList", new: "",
+		pkg: "flow", test: "TestTableOfAnEarlierProcess",
+	},
+	{
 		name: "flow-shapes-relayed", what: "UDP sessions that begin with GSO or a fragment are relayed",
 		file: "flow/bpf/flow.bpf.c", old: "return p->fragment != LATER_FRAGMENT;", new: "return is_single(skb, p);",
 		pkg: "flow", test: "TestFirstDatagramsOfEachShape",
