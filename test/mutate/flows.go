@@ -69,7 +69,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-affinity-lost", what: "the next process does not know the clients that the table remembers",
-		file: "flow/remembered.go", old: "p.balancer.Restore(left, poll.Nanotime())", new: "_ = left",
+		file: "flow/remembered.go", old: "p.balancer.Restore(left, poll.Nanotime())", new: "p.balancer.Restore(left[:0], poll.Nanotime())",
 		pkg: "flow", test: "TestClientsOfAnEarlierProcess",
 	},
 	{
