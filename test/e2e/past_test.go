@@ -63,8 +63,11 @@ func TestPromise7_ThePastMoves(t *testing.T) {
 			return fmt.Errorf("%d ids of %d connections:\n%s", len(ids), opened, out)
 		}
 		var h api.History
-		if err := get("/v1/history?by=service", &h); err != nil || len(h.Series) != 1 {
-			return fmt.Errorf("%d series, %w", len(h.Series), err)
+		if err := get("/v1/history?by=service", &h); err != nil {
+			return err
+		}
+		if len(h.Series) != 1 {
+			return fmt.Errorf("%d series", len(h.Series))
 		}
 		sum := 0.0
 		for i, rate := range h.Series[0].Opened {

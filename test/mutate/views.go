@@ -14,7 +14,7 @@ var views = []mutation{
 	},
 	{
 		name: "past-forgotten", what: "sluice log has no record of before a take-over",
-		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellHistory()",
+		file: "node/inherit.go", old: "p.past.Carry(&m)", new: "_ = m",
 		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
 	},
 	{
