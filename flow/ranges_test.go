@@ -124,7 +124,7 @@ func TestSourceRangesWithoutRoom(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	n := newNode(t, lab, nil)
 	n.config.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16")} // the client is no pod
-	n.apply(svc(vip4, nil)) // the first one removes what nobody uses
+	n.apply(svc(vip4, nil))                                                       // the first one removes what nobody uses
 	ranges := n.server.kernel.Maps.Ranges
 	keys, values := make([]bpf.KernelRange, ranges.MaxEntries()), make([]uint32, ranges.MaxEntries())
 	for i := range keys {
