@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -341,11 +342,18 @@ func TestDevDataPaths(t *testing.T) {
 				}
 				return nil
 			})
+			wait.For(t, "the data path of the node's own clients is known", startTimeout, func() error {
+				out, err := sluice(t, lab, "status", "-o", "json")
+				if err == nil && path == "kernel" && strings.Contains(out, "node_clients_relayed") {
+					err = errors.New(out)
+				}
+				return err
+			})
 			want := make(map[string]int) // records of an address and a path
 			for _, c := range []struct {
 				from      *netns.Host
 				vip, path string
-			}{{lab.Client, away, path}, {lab.Client, here, "relay"}, {lab.Node, away, "relay"}, {lab.Node, here, "relay"}} {
+			}{{lab.Client, away, path}, {lab.Client, here, "relay"}, {lab.Node, away, path}, {lab.Node, here, "relay"}} {
 				for range 4 { // some begin with the dead endpoint
 					if _, err := c.from.Ask("tcp", c.vip+":80"); err != nil {
 						t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
