@@ -71,7 +71,7 @@ func stateOf(t *testing.T, node *netns.Host) string {
 var (
 	// Packet and byte counters are not part of the state, nor are dates.
 	// Sets of nftables have the number of their generation in their names.
-	generations = regexp.MustCompile(`\b((?:steer|take|refuse|silent|cluster|local|foreign|linger|own|ownport|node)[46])-\d+\b`)
+	generations = regexp.MustCompile(`\b((?:steer|take|refuse|silent|cluster|local|foreign|linger|own|ownport|node|counted)[46])-\d+\b`)
 	counters    = regexp.MustCompile(`\[\d+:\d+\]|packets \d+ bytes \d+`)
 	comments    = regexp.MustCompile(`(?m)^# .*\n`)
 	// emptyTable is a table of iptables-legacy that some program has listed: the
