@@ -110,7 +110,7 @@ func (o *clusterAsker) list(cmd *cobra.Command) (context.Context, *pods.Cluster,
 	if err := o.validate(); err != nil {
 		return ctx, nil, nil, err
 	}
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go logs each connection that we close
+	silence()
 	cluster, err := pods.Connect(o.place)
 	if err != nil {
 		return ctx, nil, nil, err
@@ -121,20 +121,24 @@ func (o *clusterAsker) list(cmd *cobra.Command) (context.Context, *pods.Cluster,
 	return ctx, cluster, all, err
 }
 
-// silence is why a node has not answered.
-type silence struct {
+// silence discards what client-go logs: each connection that we close. Only the first call has
+// an effect: klog's logger must not change while a connection is open.
+var silence = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
+
+// unanswered is why a node has not answered.
+type unanswered struct {
 	node string
 	err  error
 }
 
 // String returns one line.
-func (s silence) String() string {
+func (s unanswered) String() string {
 	return printable.Text(s.node + ": " + strings.Join(strings.Fields(s.err.Error()), " "))
 }
 
 // visit calls ask for each pod, o.parallel at the same time, and told with each error, one
 // at a time. It returns how many there were.
-func (o *clusterAsker) visit(ctx context.Context, cluster *pods.Cluster, all []pods.Pod, ask func(context.Context, pods.Pod, *client.Client) error, told func(silence)) int {
+func (o *clusterAsker) visit(ctx context.Context, cluster *pods.Cluster, all []pods.Pod, ask func(context.Context, pods.Pod, *client.Client) error, told func(unanswered)) int {
 	var running sync.WaitGroup
 	var mu sync.Mutex // guards count and calls of told
 	count := 0
@@ -153,7 +157,7 @@ func (o *clusterAsker) visit(ctx context.Context, cluster *pods.Cluster, all []p
 			mu.Lock()
 			defer mu.Unlock()
 			count++
-			told(silence{pod.Node, err})
+			told(unanswered{pod.Node, err})
 		})
 	}
 	running.Wait()
@@ -190,7 +194,7 @@ func gather[Answer any](o *clusterAsker, cmd *cobra.Command, wait time.Duration,
 		return err
 	}
 	var mu sync.Mutex // take is called under it
-	var silent []silence
+	var silent []unanswered
 	o.visit(ctx, cluster, all, func(ctx context.Context, pod pods.Pod, c *client.Client) error {
 		ctx, cancel := context.WithTimeout(ctx, o.timeout+wait)
 		defer cancel()
@@ -205,7 +209,7 @@ func gather[Answer any](o *clusterAsker, cmd *cobra.Command, wait time.Duration,
 		defer mu.Unlock()
 		take(pod.Node, answer)
 		return nil
-	}, func(s silence) { silent = append(silent, s) })
+	}, func(s unanswered) { silent = append(silent, s) })
 	if ctx.Err() != nil {
 		return errReported
 	}
@@ -216,11 +220,11 @@ func gather[Answer any](o *clusterAsker, cmd *cobra.Command, wait time.Duration,
 }
 
 // tellSilent names the nodes that did not answer.
-func tellSilent(cmd *cobra.Command, all int, silent []silence) error {
+func tellSilent(cmd *cobra.Command, all int, silent []unanswered) error {
 	if len(silent) == 0 {
 		return nil
 	}
-	slices.SortFunc(silent, func(a, b silence) int { return strings.Compare(a.node, b.node) })
+	slices.SortFunc(silent, func(a, b unanswered) int { return strings.Compare(a.node, b.node) })
 	cmd.PrintErrf("%d of %d nodes did not answer:\n", len(silent), all)
 	for _, s := range silent {
 		cmd.PrintErrln("  " + s.String())

@@ -128,7 +128,7 @@ func TestAllNodes(t *testing.T) {
 		cmd.SetOut(stdout)
 		return cmd.ExecuteContext(ctx)
 	}
-	out, said, err := f.sluice("conns", "--timeout", "2s", "--parallel", "3", "--sort=-duration", "--limit", "6")
+	out, said, err := f.sluice("conns", "--timeout", "5s", "--parallel", "3", "--sort=-duration", "--limit", "6")
 	if !errors.Is(err, errReported) {
 		t.Error(err)
 	}
@@ -143,7 +143,7 @@ func TestAllNodes(t *testing.T) {
 	if want := `and 4 more: see --limit
 3 of 8 nodes did not answer:
   broken: pod sluice-broken: no proxy runs here
-  hangs: pod sluice-hangs: no answer in 2s
+  hangs: pod sluice-hangs: no answer in 5s
   starts: its pod sluice-starts is Pending
 `; said != want {
 		t.Errorf("it says\n%s, want\n%s", said, want)

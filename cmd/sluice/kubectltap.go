@@ -94,7 +94,7 @@ func (o *clusterTapOptions) run(cmd *cobra.Command, args []string) error {
 			}
 			return err
 		})
-	}, func(s silence) {
+	}, func(s unanswered) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		cmd.PrintErrln("not followed: " + s.String())

@@ -626,7 +626,7 @@ var promises = []mutation{
 	// All nodes of a cluster.
 	{
 		name: "silent-node-unnamed", what: "kubectl sluice passes over a node that does not answer",
-		file: "cmd/sluice/kubectl.go", old: "\t\t\ttold(silence{pod.Node, err})\n", new: "",
+		file: "cmd/sluice/kubectl.go", old: "\t\t\ttold(unanswered{pod.Node, err})\n", new: "",
 		pkg: "cmd/sluice", test: "TestAllNodes",
 	},
 	{
