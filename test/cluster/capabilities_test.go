@@ -107,15 +107,15 @@ func testContainer(t *testing.T, w *world) {
 				_, seen := meet(patience, w.hosts.Pods[0], "tcp", inside)
 				return w.owners[seen]
 			})
-			own, low, raw := fmtPods(2, 3), fmtPods(2, 3), fmtPods(2, 3)
+			own, raw := fmtPods(2, 3), fmtPods(2, 3)
 			switch name {
 			case "no NET_BIND_SERVICE":
-				own, low = "refused", "silent"
+				own = "refused"
 			case "no NET_RAW":
 				raw = "silent"
 			}
 			w.expect(w.hosts.Outside, "tcp", at(netns.OwnIPs[0].String(), 80), own)
-			w.expect(w.hosts.Node, "udp", inside, low) // is relayed
+			w.expect(w.hosts.Node, "udp", inside, fmtPods(2, 3))
 			w.expect(w.hosts.Outside, "udp", inside, fmtPods(2, 3))
 			w.expect(w.hosts.Outside, "udp", at(crowded.Spec.ClusterIP, 54324), raw)
 			if missing, ok := strings.CutPrefix(name, "no "); ok && missing != "PERFMON" { // of kernel flows alone: TestDeployedRights
