@@ -235,11 +235,12 @@ func (b *Balancer) Kept(client netip.Addr, ep netip.AddrPort, now int64) Affinit
 	return AffinityHit
 }
 
-// Chosen records a first attempt whose endpoint was not chosen by Next, and returns the
-// timeout of the attempt.
-func (b *Balancer) Chosen(d *Dial, ep netip.AddrPort, candidates int, now int64) time.Duration {
+// Chosen records a first attempt whose endpoint was not chosen by Next, with the effect of affinity
+// on it, and returns the timeout of the attempt.
+func (b *Balancer) Chosen(d *Dial, ep netip.AddrPort, affinity Affinity, candidates int, now int64) time.Duration {
 	c := b.config.Load()
 	d.listBits = uint8(bits.Len(uint(candidates)))
+	d.affinity, d.pinnedFirst = affinity, affinity == AffinityHit
 	d.begin(endpointKey(ep), now)
 	return min(c.plan.patience(d.step), c.plan.Total)
 }

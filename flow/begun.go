@@ -107,7 +107,7 @@ func (f *flow) catchUp(v *policy.Verdict) {
 		f.handshake = h
 		due := r.Start + int64(w.waits.resend)
 		if b := f.service.balancer; b != nil {
-			patience := b.Chosen(&h.plan, r.Endpoint.Addr, len(v.Candidates), r.Start)
+			patience := b.Chosen(&h.plan, r.Endpoint.Addr, r.Affinity, len(v.Candidates), r.Start)
 			if !f.isUDP() {
 				due = r.Start + int64(patience)
 			}
