@@ -78,6 +78,32 @@ func (f *fleet) add(node string, phase corev1.PodPhase) {
 	})
 }
 
+// answer returns what fleet.run is to be for proxies that all answer alike.
+func (f *fleet) answer(t *testing.T, answer func(*http.Request) any) func(context.Context, string, io.Reader, io.Writer, io.Writer) error {
+	t.Helper()
+	admin := filepath.Join(t.TempDir(), "admin.sock")
+	s, err := socket.Listen(admin, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == api.PathVersion {
+			_ = json.NewEncoder(w).Encode(&api.Version{API: "v1"})
+			return
+		}
+		_ = json.NewEncoder(w).Encode(answer(r))
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(stop)
+	go func() { _ = s.Serve(ctx) }()
+	return func(ctx context.Context, _ string, stdin io.Reader, stdout, _ io.Writer) error {
+		cmd := newRootCommand()
+		cmd.SetArgs([]string{"dial-stdio", "--admin-socket", admin})
+		cmd.SetIn(stdin)
+		cmd.SetOut(stdout)
+		return cmd.ExecuteContext(ctx)
+	}
+}
+
 // sluice runs a command as the plugin, and returns what it writes.
 func (f *fleet) sluice(args ...string) (out, said string, err error) {
 	cmd, args := commandFor(append([]string{"/usr/local/bin/kubectl-sluice"}, args...))
@@ -99,20 +125,9 @@ func TestAllNodes(t *testing.T) {
 		}
 		f.add(node, phase)
 	}
-	admin := filepath.Join(t.TempDir(), "admin.sock")
-	s, err := socket.Listen(admin, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer := any(&api.Version{API: "v1"})
-		if r.URL.Path == api.PathConnections {
-			answer = &api.Connections{Matched: 2, Connections: []api.Connection{{ID: 1, State: "open", DurationUS: 1}, {ID: 2, State: "open", DurationUS: 2}}}
-		}
-		_ = json.NewEncoder(w).Encode(answer)
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	t.Cleanup(stop)
-	go func() { _ = s.Serve(ctx) }()
+	answers := f.answer(t, func(r *http.Request) any {
+		return &api.Connections{Matched: 2, Connections: []api.Connection{{ID: 1, State: "open", DurationUS: 1}, {ID: 2, State: "open", DurationUS: 2}}}
+	})
 	f.run = func(ctx context.Context, pod string, stdin io.Reader, stdout, stderr io.Writer) error {
 		switch pod {
 		case "sluice-hangs":
@@ -122,11 +137,7 @@ func TestAllNodes(t *testing.T) {
 			_, _ = fmt.Fprintln(stderr, "sluice: no proxy\n  runs here")
 			return errors.New("exit status 1")
 		}
-		cmd := newRootCommand()
-		cmd.SetArgs([]string{"dial-stdio", "--admin-socket", admin})
-		cmd.SetIn(stdin)
-		cmd.SetOut(stdout)
-		return cmd.ExecuteContext(ctx)
+		return answers(ctx, pod, stdin, stdout, stderr)
 	}
 	out, said, err := f.sluice("conns", "--timeout", "5s", "--parallel", "3", "--sort=-duration", "--limit", "6")
 	if !errors.Is(err, errReported) {
@@ -154,6 +165,50 @@ func TestAllNodes(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestFailuresOfNodes: failures are summed up on each node, or each of them is listed.
+func TestFailuresOfNodes(t *testing.T) {
+	f := newFleet(t)
+	f.add("a", corev1.PodRunning)
+	f.add("b", corev1.PodRunning)
+	at := time.Now()
+	f.run = f.answer(t, func(*http.Request) any {
+		one := func(age time.Duration, why, from string) api.Failure {
+			return api.Failure{Time: at.Add(-age), Service: "shop/cart:http", Endpoint: "10.244.1.7:80", Error: why, Client: from}
+		}
+		return &api.Failures{Failures: []api.Failure{one(1, "refused", "10.1.0.1:1"), one(2, "timeout", "10.1.0.1:2"), one(3, "timeout", "10.1.0.2:3")}}
+	})
+	for _, p := range []struct {
+		args []string
+		want string
+		said string
+	}{
+		{[]string{"--limit", "3"}, "a 2 timeout 2; b 2 timeout 2; a 1 refused 1", "and 1 more: see --limit\n"},
+		{[]string{"--each"}, "a refused; b refused; a timeout; b timeout; a timeout; b timeout", ""},
+	} {
+		out, said, err := f.sluice(append([]string{"failures", "-o", "json", "--parallel", "1"}, p.args...)...)
+		var rows []string
+		for line := range strings.Lines(out) {
+			var r struct {
+				ProxyNode string `json:"proxy_node"`
+				Count     int
+				Error     string
+				Clients   int
+			}
+			if err := json.Unmarshal([]byte(line), &r); err != nil {
+				t.Fatal(err)
+			}
+			row := r.ProxyNode + " " + r.Error
+			if r.Count > 0 {
+				row = fmt.Sprintf("%s %d %s %d", r.ProxyNode, r.Count, r.Error, r.Clients)
+			}
+			rows = append(rows, row)
+		}
+		if got := strings.Join(rows, "; "); got != p.want || said != p.said || err != nil {
+			t.Errorf("%v: %s, %q, %v; want %s", p.args, got, said, err, p.want)
+		}
+	}
 }
 
 // TestParallel: of many nodes that do not answer, few are waited for at the same time.

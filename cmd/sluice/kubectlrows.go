@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/blame"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/merge"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/slow"
@@ -98,32 +99,36 @@ func more(cmd *cobra.Command, rows int) {
 }
 
 func newClusterFailuresCommand() *cobra.Command {
-	o, output, limit, endpoint, service := &clusterAsker{}, newChoice("text", "json"), 0, "", ""
+	o, output, limit, endpoint, service, each := &clusterAsker{}, newChoice("text", "json"), 0, "", "", false
 	cmd := &cobra.Command{
 		Use:   "failures",
-		Short: "List the last failures of endpoints, of all nodes",
-		Long: `Failures lists the last attempts to connect to an endpoint that failed, and the last
-connections that an endpoint reset or stopped answering, as the proxies of all nodes
-saw them, newest first. PROXY NODE is the node of the proxy, NODE the endpoint's: if
+		Short: "Say which endpoints failed last, who was refused, and why, on each node",
+		Long: `Failures sums up what the proxies of all nodes keep of failed attempts, of connections
+that an endpoint reset or stopped answering, and of refused clients: as sluice failures,
+with rows for each node. PROXY NODE is the node of the proxy, NODE the endpoint's: if
 only one proxy node fails, it is the way to the endpoint and not the endpoint.`,
 		Example: `  kubectl sluice failures --service shop/cart
-  kubectl sluice failures -o json | jq -r '.proxy_node + " " + .endpoint + " " + .error' | sort | uniq -c`,
+  kubectl sluice failures --endpoint 10.244.1.7
+  kubectl sluice failures --each -o json | jq -r 'select(.error == "timeout") | .client'`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := between("limit", limit, 1, api.MaxRows); err != nil {
 				return err
 			}
-			query := url.Values{"endpoint": {endpoint}, "service": {service}, "limit": {strconv.Itoa(limit)}}
-			rows := merge.List[api.Failure]{Compare: merge.Failures, Limit: limit}
-			return gather(o, cmd, 0, func(ctx context.Context, c *client.Client) (found api.Failures, err error) {
-				return found, c.Get(ctx, api.PathFailures, query, &found)
-			}, func(node string, found api.Failures) {
-				for i := range found.Failures {
-					found.Failures[i].ProxyNode = node
-				}
-				rows.Add(found.Failures)
+			if each {
+				rows := merge.List[api.Failure]{Compare: merge.Failures, Limit: limit}
+				return gatherFailures(o, cmd, endpoint, service, limit, rows.Add, func() error {
+					return writeRows(cmd, output.value, rows.Rows, "no failure matches", func(out io.Writer, all []api.Failure) error { return show.Failures(out, all, time.Now()) })
+				})
+			}
+			rows, found := merge.List[blame.Failures]{Compare: blame.Compare, Limit: limit}, 0
+			return gatherFailures(o, cmd, endpoint, service, api.MaxRows, func(all []api.Failure) {
+				sums := blame.Sum(all)
+				rows.Add(sums)
+				found += len(sums)
 			}, func() error {
-				return writeRows(cmd, output.value, rows.Rows, "no failure matches", func(out io.Writer, all []api.Failure) error { return show.Failures(out, all, time.Now()) })
+				defer more(cmd, found-len(rows.Rows))
+				return writeRows(cmd, output.value, rows.Rows, "no failure matches", func(out io.Writer, all []blame.Failures) error { return show.Blame(out, all, time.Now()) })
 			})
 		},
 	}
@@ -132,8 +137,22 @@ only one proxy node fails, it is the way to the endpoint and not the endpoint.`,
 	output.register(cmd, "output", "o", "form of the output; json is one object on each line")
 	f.StringVar(&endpoint, "endpoint", "", "only this endpoint: an address, or an address and port")
 	f.StringVar(&service, "service", "", "only this service, NAMESPACE/NAME, or one port of it, NAMESPACE/NAME:PORT")
+	f.BoolVar(&each, "each", false, "list each failure, newest first")
 	registerRows(cmd, &limit)
 	return cmd
+}
+
+// gatherFailures calls take with the last failures of each node, at most limit, newest first.
+func gatherFailures(o *clusterAsker, cmd *cobra.Command, endpoint, service string, limit int, take func([]api.Failure), end func() error) error {
+	query := url.Values{"endpoint": {endpoint}, "service": {service}, "limit": {strconv.Itoa(limit)}}
+	return gather(o, cmd, 0, func(ctx context.Context, c *client.Client) (found api.Failures, err error) {
+		return found, c.Get(ctx, api.PathFailures, query, &found)
+	}, func(node string, found api.Failures) {
+		for i := range found.Failures {
+			found.Failures[i].ProxyNode = node
+		}
+		take(found.Failures)
+	}, end)
 }
 
 // writeRows writes rows as JSON, or as a table; none is said where there are none.

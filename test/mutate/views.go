@@ -47,4 +47,9 @@ var views = []mutation{
 		file: "redirect/tproxy/refusals.go", old: "before := r.seen[e.key]", new: "before := uint64(0)",
 		pkg: "redirect/tproxy", test: "TestSteering/refusals_are_counted",
 	},
+	{
+		name: "plugin-failures-mixed", what: "kubectl sluice failures sums up what several nodes saw as if it were one's",
+		file: "cmd/sluice/kubectlrows.go", old: "			found.Failures[i].ProxyNode = node\n", new: "			_ = i\n",
+		pkg: "cmd/sluice", test: "TestFailuresOfNodes",
+	},
 }

@@ -16,7 +16,7 @@ import (
 
 // Blame writes a table of endpoints with their failures.
 func Blame(out io.Writer, all []blame.Failures, now time.Time) error {
-	t := NewTable(out, "COUNT", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "LAST", "FIRST", "CLIENTS", "LAST CLIENT")
+	t := NewTable(out, proxyNode, "COUNT", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "LAST", "FIRST", "CLIENTS", "LAST CLIENT")
 	for i := range all {
 		f := &all[i]
 		age := func(at time.Time) string { return amount.Duration(max(now.Sub(at), 0)) + " ago" }
@@ -24,7 +24,7 @@ func Blame(out io.Writer, all []blame.Failures, now time.Time) error {
 		if f.Packets > 0 { // refused or dropped
 			count += fmt.Sprintf(" (%d packets)", f.Packets)
 		}
-		err := t.Row(count, dash(cmp.Or(f.Service, f.VIP)), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
+		err := t.Row(printable.Name(f.ProxyNode), count, dash(cmp.Or(f.Service, f.VIP)), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
 			age(f.Last), age(f.First), strconv.Itoa(f.Clients), dash(f.LastClient))
 		if err != nil {
 			return err
