@@ -430,7 +430,17 @@ func (f *flow) closed(at int64, seen bpf.KernelSeen) {
 	if f.ended {
 		return
 	}
-	if answered := atomic.LoadUint64(&f.shared().Answered); answered != 0 {
+	f.endClosed(at, seen)
+	if h := f.handshake; h != nil && len(h.stale) > 0 {
+		f.worker.loop.Schedule(&f.timer, at+int64(lateAnswers), f) // other endpoints may answer
+		return
+	}
+	f.linger(at)
+}
+
+// endClosed writes the record of a connection that its sides have ended.
+func (f *flow) endClosed(at int64, seen bpf.KernelSeen) {
+	if answered := atomic.LoadUint64(&f.shared().Answered); answered != 0 && !f.ended {
 		f.opened(f.worker.loopTime(answered))
 	}
 	how := endOf
@@ -438,9 +448,4 @@ func (f *flow) closed(at int64, seen bpf.KernelSeen) {
 		how = endOfAssociation
 	}
 	f.end(how(f.shared().FirstEnd, seen), at)
-	if h := f.handshake; h != nil && len(h.stale) > 0 {
-		f.worker.loop.Schedule(&f.timer, at+int64(lateAnswers), f) // other endpoints may answer
-		return
-	}
-	f.linger(at)
 }

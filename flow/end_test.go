@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -141,5 +142,49 @@ func TestEndOf(t *testing.T) {
 		if got := endOf(c.first, c.seen); got != c.want {
 			t.Errorf("%b, the first %b: %s, want %s", c.seen, c.first, got, c.want)
 		}
+	}
+}
+
+// A client may begin a connection by the ports of one whose end is still to be told. The index of that
+// is released once: two flows would have it otherwise.
+func TestReplacedFlowIsReleasedOnce(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	c, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := netns.AskOn(c); err != nil {
+		t.Fatal(err)
+	}
+	wait.True(t, "a flow", func() bool { return n.server.Stats().Open == 1 })
+	w := n.server.worker
+	if err := n.server.onLoop(func() error {
+		defer w.endRound()
+		f := w.flows[slices.IndexFunc(w.flows, func(f *flow) bool { return f != nil })]
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+		if err := wait.Poll(patience, func() error {
+			if f.state() != bpf.KernelStateCLOSED {
+				return errors.New("it is open")
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		f.replaced(w.loop.Now())
+		w.expire(math.MaxInt64)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if spare, open := w.spares.Len(), n.server.Stats().Open; spare != len(w.flows)-1 || open != 0 {
+		t.Errorf("%d of %d indices are free, %d flows are open", spare, len(w.flows)-1, open)
+	}
+	wait.True(t, "a record", func() bool { return len(n.taken()) > 0 })
+	if r := n.taken(); len(r) != 1 || r[0].End != conntrack.ClientReset {
+		t.Errorf("records: %+v", r)
 	}
 }

@@ -504,7 +504,7 @@ func (w *worker) open(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, s *port
 // replaced ends a flow whose client uses its tuple for a new connection.
 func (f *flow) replaced(now int64) {
 	if f.state() >= bpf.KernelStateCLOSED {
-		f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
+		f.endClosed(f.worker.loopTime(f.shared().Closed), f.seen())
 	}
 	f.end(conntrack.ClientReset, now)
 	f.drop()

@@ -349,6 +349,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestClientsOnReplyPorts",
 	},
 	{
+		name: "flow-replaced-twice", what: "a closed connection whose client begins another one is released twice",
+		file: "flow/worker.go", old: "f.endClosed(f.worker", new: "f.closed(f.worker",
+		pkg: "flow", test: "TestReplacedFlowIsReleasedOnce",
+	},
+	{
 		name: "flow-ports-run-out", what: "a UDP session whose ports are all taken loses its datagram",
 		file: "flow/flow.go", old: "f.clearWay(poll.Nanotime())", new: "_ = poll.Nanotime()",
 		pkg: "flow", test: "TestSessionsTakeThePortsOfQuietOnes",
