@@ -228,9 +228,9 @@ bench-go: ## Run each Go benchmark for BENCHTIME (once)
 
 # kube-proxy's modes are peers after make test-cluster or bench-scale.
 .PHONY: bench
-bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md; HAPROXY=FILE for another version of it, too
+bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md
 	@test/bench/install-deps.sh
-	go run ./test/bench $(if $(HAPROXY),-haproxy $(HAPROXY)) $(if $(wildcard $(CLUSTER)/kube-proxy),-kube-proxy $(CLUSTER)/kube-proxy)
+	go run ./test/bench -haproxy "$$(test/bench/haproxy.sh .cache/haproxy)" $(if $(wildcard $(CLUSTER)/kube-proxy),-kube-proxy $(CLUSTER)/kube-proxy)
 	go run ./test/bench -sctp
 	$(BENCH_P2C)
 	$(MAKE) bench-takeover
