@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 var (
@@ -25,9 +26,7 @@ var (
 func sources(t *testing.T) Sources {
 	t.Helper()
 	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := conntrack.NewTable(conntrack.Options{Sink: accessLog})
 	s := table.Shard(0)
 	counters := table.Counters(web)
@@ -50,9 +49,7 @@ func sources(t *testing.T) Sources {
 	r.BeginAttempt(ep, 0)
 	r.AttemptSucceeded(ms)
 	r.Progress(11, 22)
-	if err := table.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, table.Close(t.Context()))
 	sync := NewSync()
 	sync.Queued(time.Unix(1000, 0))
 	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
@@ -146,9 +143,7 @@ sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",p
 // connection on, and their number does not depend on clients or endpoints.
 func TestSeriesOfAServicePort(t *testing.T) {
 	families, err := NewRegistry(sources(t)).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	series := map[string]int{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -188,9 +183,7 @@ sluice_relayed_bytes_total{from="endpoint",namespace="",port="",protocol="",serv
 func TestValues(t *testing.T) {
 	s := sources(t)
 	families, err := NewRegistry(s).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		m := f.GetMetric()[0]
@@ -210,9 +203,7 @@ func TestValues(t *testing.T) {
 // Without a log and without values, what is left still works.
 func TestFewSources(t *testing.T) {
 	families, err := NewRegistry(Sources{Table: conntrack.NewTable(conntrack.Options{})}).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var own []string
 	for _, f := range families {
 		if strings.HasPrefix(f.GetName(), "sluice_") {

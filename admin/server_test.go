@@ -13,23 +13,18 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/httpport"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func get(t *testing.T, method, url string) (int, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return response.StatusCode, string(body)
 }
 
@@ -54,9 +49,7 @@ func serve(t *testing.T, l net.Listener, pages Pages) (end func()) {
 
 func TestServer(t *testing.T) {
 	l, err := Listen("127.0.0.1:0", net.Listen)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	address := l.Addr().String()
 	url := "http://" + address
 	end := serve(t, l, Pages{Metrics: NewRegistry(sources(t)), Mode: func() string { return "iptables" }, Config: func() any { return map[string]string{"mode": ""} }, Profiling: true})
@@ -95,9 +88,7 @@ func TestServer(t *testing.T) {
 
 	end()
 	again, err := Listen(address, net.Listen)
-	if err != nil {
-		t.Fatalf("the address is not free afterwards: %v", err)
-	}
+	must.OKf(t, err, "the address is not free afterwards")
 
 	// Nothing is shown that was not asked for.
 	end = serve(t, again, Pages{Metrics: NewRegistry(sources(t))})

@@ -6,19 +6,16 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // learns returns a Balancer that takes over what another one has learnt, as it travels.
 func learns(t *testing.T, from *Balancer, opts Options, now int64) *Balancer {
 	t.Helper()
 	p, err := json.Marshal(from.Learnt(now))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var l Learnt
-	if err := json.Unmarshal(p, &l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(p, &l))
 	b := New(opts)
 	b.Learn(&l, now)
 	return b

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestTotalsAreCarried: another process's totals are this one's plus those told, each told once, also
@@ -26,13 +27,9 @@ func TestTotalsAreCarried(t *testing.T) {
 	tell := func() {
 		t.Helper()
 		p, err := json.Marshal(from.MovedTotals())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var list []MovedTotals
-		if err := json.Unmarshal(p, &list); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(p, &list))
 		to.Carry(list)
 	}
 	var want Totals

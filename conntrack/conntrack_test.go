@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -51,9 +52,7 @@ func closeTable(t *testing.T, table *Table) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := table.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, table.Close(ctx))
 }
 
 func TestRecordSize(t *testing.T) {
@@ -482,9 +481,7 @@ func TestListWhileConnectionsComeAndGo(t *testing.T) {
 			seen[r.ID] = *r
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, list := range stay {
 			for _, rec := range list {
 				got, ok := seen[rec.ID]

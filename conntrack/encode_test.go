@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // examples are the records that docs/connection-log.md shows.
@@ -74,13 +75,9 @@ func encodeAll(t *testing.T, console bool, records []Record) string {
 	t.Helper()
 	var out bytes.Buffer
 	l, err := OpenLog(LogOptions{Writer: &out, Console: console, Zone: time.UTC})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.Write(records)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	return out.String()
 }
 
@@ -89,9 +86,7 @@ const docPath = "../docs/connection-log.md"
 func doc(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(docPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }
 
@@ -132,9 +127,7 @@ func fieldsOf(t *testing.T, r *Record) (written []string) {
 	path := ""
 	for depth, key := 0, true; d.More() || depth > 0; {
 		token, err := d.Token()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		switch token {
 		case json.Delim('{'):
 			depth++
@@ -312,9 +305,7 @@ func BenchmarkEncode(b *testing.B) {
 		for i, name := range []string{"plain", "retried"} {
 			b.Run(form+"/"+name, func(b *testing.B) {
 				l, err := OpenLog(LogOptions{Writer: discard{}, Console: console})
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				batch := slices.Repeat(examples()[i:i+1], batchSize)
 				b.ReportAllocs()
 				for n := 0; n < b.N; n += batchSize {
@@ -360,9 +351,7 @@ func BenchmarkOpenClose(b *testing.B) {
 	b.Run("sink", func(b *testing.B) { run(b, &ignore{}) })
 	b.Run("json", func(b *testing.B) {
 		l, err := OpenLog(LogOptions{Writer: discard{}})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		run(b, l)
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestRecordsMove: a connection that moves to another table keeps all that its record says,
@@ -42,17 +43,13 @@ func TestRecordsMove(t *testing.T) {
 	before := r.copyFor(Ended, 0)
 
 	text, err := json.Marshal(r.Moved(20 * second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	from.Leave(r)
 	if n := known; r.Counters.loads.Of(n.Addr).Open() != 0 {
 		t.Error("the connection still counts at its endpoint, where it has left")
 	}
 	var m Moved
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &m))
 	arrived := &Record{Counters: tables[1].Counters(port.Name)}
 	to.Join(arrived, &m, port, 3*second) // another clock
 	if arrived.Endpoint != known || arrived.Counters.loads.Of(known.Addr).Open() != 1 {
@@ -80,9 +77,7 @@ func TestRecordsMove(t *testing.T) {
 			t.Errorf("table %d counts %+v", i, got)
 		}
 		tables[i].Shard(0).Flush()
-		if err := tables[i].Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, tables[i].Close(t.Context()))
 		if n := len(sinks[i].records); n != i {
 			t.Errorf("table %d has written %d records", i, n)
 		}

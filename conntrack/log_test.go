@@ -17,15 +17,14 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func open(t *testing.T, opts LogOptions) *Log {
 	t.Helper()
 	l, err := OpenLog(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return l
 }
 
@@ -54,9 +53,7 @@ func ids(t *testing.T, text string) []uint64 {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }
 
@@ -67,9 +64,7 @@ func TestLogFile(t *testing.T) {
 	for i := range 2 { // the second time it is appended to
 		l := open(t, LogOptions{Path: path})
 		l.Write(numbered(i*10, i*10+10))
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Close())
 		if got := l.Stats(); got != (LogStats{Written: 10}) {
 			t.Errorf("stats %+v", got)
 		}
@@ -112,13 +107,9 @@ func TestReopen(t *testing.T) {
 	path, rotated := filepath.Join(dir, "access.log"), filepath.Join(dir, "access.log.1")
 	l := open(t, LogOptions{Path: path})
 	l.Write(numbered(1, 3))
-	if err := os.Rename(path, rotated); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(path, rotated))
 	l.Write(numbered(3, 5)) // still to the old file
-	if err := l.Reopen(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Reopen())
 	l.Write(numbered(5, 7))
 	l.Flush()
 	if before, after := ids(t, read(t, rotated)), ids(t, read(t, path)); len(before) != 4 || len(after) != 2 || after[0] != 5 {
@@ -127,23 +118,17 @@ func TestReopen(t *testing.T) {
 
 	// The directory is gone: the open file stays in use.
 	moved := dir + "-moved"
-	if err := os.Rename(dir, moved); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(dir, moved))
 	defer os.RemoveAll(moved)
 	if err := l.Reopen(); err == nil {
 		t.Error("Reopen without the directory")
 	}
 	l.Write(numbered(7, 8))
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	if got := ids(t, read(t, filepath.Join(moved, "access.log"))); len(got) != 3 {
 		t.Errorf("ids %v", got)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(dir, 0o755))
 	if err := l.Reopen(); err != nil {
 		t.Errorf("Reopen after Close: %v", err)
 	}
@@ -170,18 +155,12 @@ func TestReopenWhileWriting(t *testing.T) {
 		s.Flush()
 	})
 	for i := range 20 {
-		if err := os.Rename(path, fmt.Sprintf("%s.%d", path, i)); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Reopen(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Rename(path, fmt.Sprintf("%s.%d", path, i)))
+		must.OK(t, l.Reopen())
 	}
 	wg.Wait()
 	closeTable(t, table)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	files, err := filepath.Glob(path + "*")
 	if err != nil || len(files) != 21 {
 		t.Fatalf("%d files, %v", len(files), err)
@@ -293,29 +272,19 @@ func TestDiskFillsUpAndRecovers(t *testing.T) {
 // next start, or by SIGHUP without a rotation. The lines that follow are whole.
 func TestHalfALineIsEnded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
-	if err := os.WriteFile(path, []byte(`{"half`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(`{"half`), 0o600))
 	l := open(t, LogOptions{Path: path})
 	l.Write(numbered(1, 3))
 	l.Flush()
 	text := read(t, path)
-	if err := os.Truncate(path, int64(len(text)-2)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(path, int64(len(text)-2)))
 	for range 2 { // the second time, the line is ended already
-		if err := l.Reopen(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Reopen())
 	}
 	l.Write(numbered(3, 4))
-	if err := l.Reopen(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Reopen())
 	l.Write(numbered(4, 5))
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	lines := strings.SplitAfter(read(t, path), "\n")
 	if len(lines) != 6 || lines[0] != "{\"half\n" || lines[5] != "" {
 		t.Fatalf("lines %q", lines)
@@ -347,21 +316,13 @@ func TestErrorsThatComeAndGo(t *testing.T) {
 // program's end is not held up longer than its patience.
 func TestStuckWriter(t *testing.T) {
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reader.Close()
 	// Smaller than one batch, so that the first write hangs.
 	raw, err := writer.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := raw.Control(func(fd uintptr) { _, err = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 4096) }); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, raw.Control(func(fd uintptr) { _, err = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 4096) }))
+	must.OK(t, err)
 	var told bytes.Buffer
 	l := open(t, LogOptions{Writer: writer, Logger: zerolog.New(&told)})
 	table := NewTable(Options{Sink: l, Queue: 2 * batchSize})
@@ -379,9 +340,7 @@ func TestStuckWriter(t *testing.T) {
 	}
 	wait.True(t, "the first write hangs", func() bool {
 		fds := []unix.PollFd{{Events: unix.POLLOUT}}
-		if err := raw.Control(func(fd uintptr) { fds[0].Fd = int32(fd) }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, raw.Control(func(fd uintptr) { fds[0].Fd = int32(fd) }))
 		n, err := unix.Poll(fds, 0)
 		return n == 0 && err == nil
 	})
@@ -405,9 +364,7 @@ func TestStuckWriter(t *testing.T) {
 		var said struct {
 			RecordsLost uint64 `json:"records_lost"`
 		}
-		if err := json.Unmarshal([]byte(line), &said); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &said))
 		lost += said.RecordsLost
 	}
 	if lost != table.Stats().Dropped {
@@ -417,9 +374,7 @@ func TestStuckWriter(t *testing.T) {
 
 func TestWriteAfterClose(t *testing.T) {
 	l := open(t, LogOptions{Path: filepath.Join(t.TempDir(), "access.log")})
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	l.Write(numbered(0, 3))
 	l.Flush()
 	if got := l.Stats(); got != (LogStats{Lost: 3, Errors: 1}) {
@@ -435,9 +390,7 @@ func TestWriteAfterClose(t *testing.T) {
 func TestLogBesideAnotherProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
 	other, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer other.Close()
 	write := func(text string) {
 		t.Helper()
@@ -449,9 +402,7 @@ func TestLogBesideAnotherProcess(t *testing.T) {
 	l := open(t, LogOptions{Path: path, Beside: true})
 	write("1}\n")
 	l.Write(numbered(2, 4))
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	if got := ids(t, read(t, path)); fmt.Sprint(got) != "[1 2 3]" {
 		t.Errorf("ids %v", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestLogRate writes no more lines in a second than allowed, but ten times as many of
@@ -17,9 +18,7 @@ import (
 func TestLogRate(t *testing.T) {
 	var out, said bytes.Buffer
 	l, err := OpenLog(LogOptions{Writer: &out, Logger: zerolog.New(&said), Rate: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	now := time.Now()
 	l.now = func() time.Time { return now }
 	port := &service.Port{}
@@ -61,9 +60,7 @@ func TestLogRate(t *testing.T) {
 func TestLogSaysHowManyAreLeftOut(t *testing.T) {
 	var said bytes.Buffer
 	l, err := OpenLog(LogOptions{Writer: io.Discard, Logger: zerolog.New(&said), Rate: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	now := time.Now()
 	l.now = func() time.Time { return now }
 	fine := Record{Port: &service.Port{}, Connected: true}
@@ -84,9 +81,7 @@ func TestLogSaysHowManyAreLeftOut(t *testing.T) {
 			l.Write([]Record{fine})
 		}
 		if step.n == 0 {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Close())
 		}
 		if got := said.String(); strings.Count(got, "records are left out") != strings.Count(step.want, "records") || !strings.Contains(got, step.want) {
 			t.Errorf("after %d records the log says %q, want %s", step.n, got, step.want)
@@ -99,9 +94,7 @@ func TestLogOfAService(t *testing.T) {
 	for value, want := range map[string]int{"": 3, "all": 3, "failed": 2, "off": 0, "other": 3} {
 		var out bytes.Buffer
 		l, err := OpenLog(LogOptions{Writer: &out})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		port := &service.Port{}
 		if value != "" {
 			port.Annotations = map[string]string{"access-log": value}

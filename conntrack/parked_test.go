@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -94,22 +95,16 @@ func TestParkedIsLikeOpen(t *testing.T) {
 			for _, k := range all {
 				k.down++
 			}
-			if err := table.Look(ctx, here, 7000+now, keep(&o.looked)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, table.Look(ctx, here, 7000+now, keep(&o.looked)))
 		}
-		if err := table.List(ctx, here, keep(&o.listed)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, table.List(ctx, here, keep(&o.listed)))
 		if found, err := table.Find(ctx, here, 4, func(r *Record) { _ = keep(&o.listed)(r) }); !found || err != nil {
 			t.Errorf("parked %t: record 4 is not found: %v", park, err)
 		}
 		if found, _ := table.Find(ctx, here, 44, func(*Record) {}); found {
 			t.Error("a record that there is not is found")
 		}
-		if err := table.Remind(ctx, here, time.Nanosecond); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, table.Remind(ctx, here, time.Nanosecond))
 		n, err := table.EndWhere(ctx, here, 2, Admin, func(r *Record) bool { return r.BytesFromClient >= 11 && r.Connected })
 		if n != 2 || err != nil {
 			t.Errorf("parked %t: %d ended: %v", park, n, err)
@@ -209,9 +204,7 @@ func TestListWhileConnectionsAreParked(t *testing.T) {
 			seen[r.ID] = true
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for id := range ids {
 			if !seen[id] {
 				t.Fatalf("record %d is not visited", id)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Each connection that lasts has one record an interval, as soon as its endpoint
@@ -33,9 +34,7 @@ func TestRemind(t *testing.T) {
 	}
 	remind := func() {
 		t.Helper()
-		if err := table.Remind(context.Background(), here, time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, table.Remind(context.Background(), here, time.Minute))
 	}
 	remind()
 	remind() // nothing is due again
@@ -62,9 +61,7 @@ func TestSinkWantsOpens(t *testing.T) {
 		sink := &collector{}
 		table := NewTable(Options{Sink: sink, Opens: wants})
 		tap, err := table.Tap(TapOptions{Opens: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		r := &Record{}
 		table.Shard(0).Open(r)
 		r.AttemptSucceeded(1)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // schema is what docs/connection-log.schema.json says of an object. It uses these
@@ -26,13 +27,9 @@ type schema struct {
 func readSchema(t *testing.T) *schema {
 	t.Helper()
 	text, err := os.ReadFile("../docs/connection-log.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := new(schema)
-	if err := json.Unmarshal(text, s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, s))
 	return s
 }
 
@@ -91,9 +88,7 @@ func TestSchema(t *testing.T) {
 	all.Event = Opened
 	for line := range strings.Lines(encodeAll(t, false, append(records, all))) {
 		var v any
-		if err := json.Unmarshal([]byte(line), &v); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &v))
 		s.check(t, "record", v)
 	}
 	var fields []string

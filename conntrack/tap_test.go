@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -22,9 +23,7 @@ func readTap(t *testing.T, tap *Tap, n int) (all []Record, lost uint64) {
 	buf := make([]Record, 100)
 	for len(all)+int(lost) < n {
 		got, missed, err := tap.Next(ctx, buf)
-		if err != nil {
-			t.Fatalf("%d records and %d lost, want %d: %v", len(all), lost, n, err)
-		}
+		must.OKf(t, err, "%d records and %d lost, want %d", len(all), lost, n)
 		all = append(all, buf[:got]...)
 		lost += missed
 	}
@@ -50,13 +49,9 @@ func TestTap(t *testing.T) {
 	connect(false)
 	connect(true)
 	all, err := table.Tap(TapOptions{Opens: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	even, err := table.Tap(TapOptions{Match: func(r *Record) bool { return r.ID%2 == 0 }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	connect(false) // 3
 	connect(true)  // 4
 	got, _ := readTap(t, all, 4)
@@ -90,13 +85,9 @@ func TestTap(t *testing.T) {
 func TestSlowTapLosesItsOwnRecords(t *testing.T) {
 	table := NewTable(Options{})
 	slow, err := table.Tap(TapOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	quick, err := table.Tap(TapOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const rounds, each = 60, 100
 	s := table.Shard(0)
 	for range rounds {
@@ -215,12 +206,10 @@ func TestLook(t *testing.T) {
 	r := &Record{}
 	table.Shard(0).Open(r)
 	look := func(now int64) (before uint64, at int64) {
-		if err := table.Look(context.Background(), here, now, func(r *Record) error {
+		must.OK(t, table.Look(context.Background(), here, now, func(r *Record) error {
 			before, _, at = r.Looked()
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return before, at
 	}
 	r.BytesFromClient = 100
@@ -258,9 +247,7 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	all, err := table.Failures(context.Background(), here)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(all) != 2*failuresKept {
 		t.Fatalf("%d failures, want %d", len(all), 2*failuresKept)
 	}
@@ -279,14 +266,10 @@ func TestTapRate(t *testing.T) {
 	table := NewTable(Options{})
 	s := table.Shard(0)
 	slow, err := table.Tap(TapOptions{Rate: rate})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer slow.Close()
 	all, err := table.Tap(TapOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer all.Close()
 	began := time.Now()
 	for range records {
@@ -308,9 +291,7 @@ func TestTapRate(t *testing.T) {
 func TestTapTellsOfLossAlone(t *testing.T) {
 	table := NewTable(Options{})
 	tap, err := table.Tap(TapOptions{Rate: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer tap.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -26,21 +27,17 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 	} {
 		to := at(family.endpoint, 5300)
 		var server int
-		if err := lab.Backends[0].Do(func() (err error) {
+		must.OK(t, lab.Backends[0].Do(func() (err error) {
 			server, err = sys.BindUDP(to, sys.UDPOptions{Class: true})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer sys.Close(server)
 		n.apply(svc("dns", family.vip, nil, to))
 		inbox := sys.NewInbox(1)
 		for range 2 { // the second client may get a reused socket to the endpoint
 			c := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(family.vip), 53).String()).(*net.UDPConn)
 			raw, err := c.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, sent := range []int{0, 0xb8, 0xb8, 0x28, 0} {
 				if e := raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), family.level, family.option, sent) }); e != nil || err != nil {
 					t.Fatal(e, err)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -160,13 +161,9 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 	n := newNode(t, lab, nil)
 	closed, open := lab.Backends[0], lab.Backends[1]
 	server, err := open.ListenPacket("udp4", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
-	if err := server.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.(*net.UDPConn).SetReadBuffer(4<<20))
 	n.apply(svc("dns", vip4, nil, at(closed.IPv4, 5300), at(open.IPv4, 5300)))
 	const burst = 4
 	seen, received, buf := make(map[string]int), 0, make([]byte, 1<<16)
@@ -269,9 +266,7 @@ func (n *node) refused() bool {
 func askWho(t *testing.T, c net.Conn) string {
 	t.Helper()
 	got, err := ask(c, "who", patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	name, _, _ := strings.Cut(got, "\n")
 	return name
 }
@@ -280,9 +275,7 @@ func askWho(t *testing.T, c net.Conn) string {
 func sink(t *testing.T, h *netns.Host, port uint16, heard chan<- string) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = pc.Close() })
 	go func() {
 		buf := make([]byte, 100)
@@ -423,9 +416,7 @@ func forge(t *testing.T, from *netns.Host, source netip.Addr, local, endpoint ne
 		defer syscall.Close(fd)
 		return syscall.Sendto(fd, message, 0, to)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 func ipHeader(source, to netip.Addr, protocol byte, size int) []byte {

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -30,13 +31,11 @@ func TestSocketsCannotBeJoined(t *testing.T) {
 		askWho(t, client(t, lab.Client, netip.AddrPortFrom(to, 53).String()))
 		for _, a := range []netip.Addr{to, aside(to)} {
 			var stranger int
-			if err := lab.Node.Do(func() error {
+			must.OKf(t, lab.Node.Do(func() error {
 				var err error
 				stranger, err = sys.BindUDP(netip.AddrPortFrom(a, 53), sys.UDPOptions{ReuseAddr: true, FreeBind: true})
 				return err
-			}); err != nil {
-				t.Fatalf("another program cannot have %s: %v", a, err)
-			}
+			}), "another program cannot have %s", a)
 			defer sys.Close(stranger)
 			for range 20 {
 				askWho(t, client(t, lab.Client, netip.AddrPortFrom(to, 53).String()))
@@ -48,11 +47,9 @@ func TestSocketsCannotBeJoined(t *testing.T) {
 		}
 	}
 	for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} { // node ports
-		if err := lab.Node.Do(func() error {
+		must.OK(t, lab.Node.Do(func() error {
 			return n.server.Bind(policy.Opening{Destination: service.Destination{Addr: a, Port: 30053, Protocol: service.UDP}, Action: policy.Accept})
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	for _, l := range n.server.listening {
 		all = append(all, l.address)

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/upstream"
 )
@@ -80,9 +81,7 @@ func (n *node) ends() map[conntrack.End]int {
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
 	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return newNodeBy(t, lab, steer, change)
 }
 
@@ -94,9 +93,7 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	var running sync.WaitGroup
 	for i := range loops {
 		loop, err := poll.New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n.loops = append(n.loops, loop)
 		shard := n.table.Shard(i)
 		shard.OnPending(func() { loop.Post(shard.Flush) })
@@ -119,12 +116,10 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	if change != nil {
 		change(&o)
 	}
-	if err := lab.Node.Do(func() error {
+	must.OK(t, lab.Node.Do(func() error {
 		o.Upstream = upstream.New(o.Traits, nil, o.Logger) // which asks for the node's ranges of local ports
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	n.server = New(o)
 	t.Cleanup(func() {
 		if err := steer.Close(); err != nil {
@@ -244,9 +239,7 @@ func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 func client(t testing.TB, h *netns.Host, to string) net.Conn {
 	t.Helper()
 	c, err := h.Dial("udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -40,15 +41,11 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 	}
 	var talks []talk
 	for network, bound := range ports {
-		if err := lab.Node.Do(func() error {
+		must.OK(t, lab.Node.Do(func() error {
 			return n.server.Bind(policy.Opening{Destination: service.Destination{Addr: bound.Addr(), Port: bound.Port(), Protocol: service.UDP}, Action: policy.Accept})
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		endpoint, err := lab.Backends[0].ListenPacket(network, ":5300")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = endpoint.Close() })
 		_ = endpoint.SetDeadline(time.Now().Add(patience))
 		vip := netip.MustParseAddr(map[string]string{"udp4": vip4, "udp6": vip6}[network])
@@ -60,9 +57,7 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 					t.Fatal(err)
 				}
 				_, seen, err := endpoint.ReadFrom(make([]byte, 10))
-				if err != nil {
-					t.Fatalf("%s to %s: %v", from.Name(), to, err)
-				}
+				must.OKf(t, err, "%s to %s", from.Name(), to)
 				talks = append(talks, talk{from.Name() + " to " + to.String(), c, endpoint, seen})
 			}
 		}

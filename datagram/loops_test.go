@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -35,14 +36,12 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 	} {
 		learn := true // listening sockets learn from the first datagram of each client socket
 		open := func(i int, port uint16) (server int) {
-			if err := lab.Backends[i].Do(func() (err error) {
+			must.OK(t, lab.Backends[i].Do(func() (err error) {
 				if server, err = sys.BindUDP(at(family.endpoints[i], port), sys.UDPOptions{}); err == nil {
 					sys.ReceiveTTL(server, family.endpoints[i].Is6())
 				}
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			t.Cleanup(func() { sys.Close(server) })
 			return server
 		}
@@ -51,9 +50,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 			t.Helper()
 			c := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(family.vip), 53).String()).(*net.UDPConn)
 			raw, err := c.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for i, row := range rows {
 				if e := raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), family.level, family.ttl, row[0]) }); e != nil || err != nil {
 					t.Fatal(e, err)
@@ -77,9 +74,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 			Destination: service.Destination{Addr: family.endpoints[0]},
 			Name:        service.PortName{Name: service.Name{Namespace: "test", Name: "dns"}, Protocol: service.UDP},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if on, err := syscall.GetsockoptInt(at53.FD, family.level, family.learned); on != 0 || err != nil {
 			t.Errorf("%s: the listening socket tells TTLs with no need: %d, %v", family.vip, on, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,14 +24,10 @@ func TestSessionsFollowTheNodesAddress(t *testing.T) {
 	b := lab.Backends[0]
 	b.EchoUDP(t, 5300)
 	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}, NoReplies: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n := newNodeBy(t, lab, steer, nil)
 	link, err := lab.Node.Netlink().LinkByName(b.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	was, is := netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("10.2.1.9")
 	n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, was})
 	n.apply(svc("four", vip4, nil, at(b.IPv4, 5300)))
@@ -38,12 +35,8 @@ func TestSessionsFollowTheNodesAddress(t *testing.T) {
 	if got, err := ask(c, "before", patience); err != nil {
 		t.Fatalf("%q, %v", got, err)
 	}
-	if err := lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: was.AsSlice(), Mask: net.CIDRMask(24, 32)}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.AddAddr(b.Name(), netip.PrefixFrom(is, 24)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: was.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	must.OK(t, lab.Node.AddAddr(b.Name(), netip.PrefixFrom(is, 24)))
 	n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, is})
 	n.apply(service.Change{})
 	wait.For(t, "the client is answered", wait.Patience, func() error {

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // These tests compare the table of sessions, with its bounds, classes and timeouts, with
@@ -59,9 +60,7 @@ type game struct {
 func newGame(t *testing.T) *game {
 	g := &game{t: t, ends: make(map[key]conntrack.End)}
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(loop.Stop)
 	table := conntrack.NewTable(conntrack.Options{})
 	s := New(Options{
@@ -73,9 +72,7 @@ func newGame(t *testing.T) *game {
 	for i := range g.services {
 		name := service.PortName{Name: service.Name{Namespace: fmt.Sprint(modelNamespaceOf(modelServiceOf(i))), Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
 		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers, s.joinGroups(name.Name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		g.services[i] = p
 	}
 	return g

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -104,16 +105,12 @@ func TestSessionsMove(t *testing.T) {
 	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
 	silent, err := lab.Backends[0].ListenPacket("udp4", ":5301")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer silent.Close()
 	_ = silent.SetReadDeadline(time.Now().Add(patience))
 	answered, unanswered := client(t, lab.Client, vip4+":53"), client(t, lab.Client, other+":53")
 	who, err := ask(answered, "q", patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := unanswered.Write([]byte("one")); err != nil {
 		t.Fatal(err)
 	}
@@ -158,9 +155,7 @@ func TestCopiesMove(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	silent, err := lab.Backends[0].ListenPacket("udp4", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer silent.Close()
 	_ = silent.SetReadDeadline(time.Now().Add(patience))
 	apply := func() { n.apply(svc("silent", vip4, nil, at(lab.Backends[0].IPv4, 5300))) }
@@ -188,9 +183,7 @@ func TestCopiesMove(t *testing.T) {
 		})
 		for i, m := range messages {
 			fd, err := unix.Dup(m.FDs[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			m.FDs = []int{fd}
 			a, is := n.server.Take(&m).(*arrived)
 			if !is {

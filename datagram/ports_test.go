@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/host/hostnet"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -18,9 +19,7 @@ func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 	for _, vip := range []string{vip4, vip6} {
 		t.Run(vip, func(t *testing.T) {
 			lab := netns.NewLab(t, 0)
-			if err := lab.Node.SetSysctl("net/ipv4/ip_local_port_range", "40000 40007"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.SetSysctl("net/ipv4/ip_local_port_range", "40000 40007"))
 			own := at(lab.Node.IPv4, 40002)
 			if vip == vip6 {
 				own = at(lab.Node.IPv6, 40002)
@@ -49,9 +48,7 @@ func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 func TestReservedPortsAreNotTaken(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Node.TrackConnections(t)
-	if err := lab.Node.SetSysctl("net/ipv4/ip_local_reserved_ports", "10000-29899,29950-29999"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.SetSysctl("net/ipv4/ip_local_reserved_ports", "10000-29899,29950-29999"))
 	n := newNode(t, lab, func(o *Options) { o.Traits.Replies.Tracking.Look() })
 	lab.Backends[0].EchoUDP(t, 5300)
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
@@ -71,9 +68,7 @@ func TestReservedPortsAreNotTaken(t *testing.T) {
 		table, err = exec.Command("cat", "/proc/thread-self/net/udp", "/proc/thread-self/net/udp6").Output()
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	found := 0
 	for line := range strings.Lines(string(table)) {
 		fields := strings.Fields(line)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -108,14 +109,10 @@ func TestIdleSessionsAreSmall(t *testing.T) {
 		t.Helper()
 		for range count {
 			c, err := lab.Client.Dial("udp", vip4+":53")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			_, err = ask(c, "q", patience)
 			_ = c.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 	}
 	open(100)

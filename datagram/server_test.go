@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -78,9 +79,7 @@ func TestLargestDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
@@ -107,17 +106,13 @@ func TestOrder(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	const rounds, burst = 50, 40
 	buf := make([]byte, 2048)
-	if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.SetReadDeadline(time.Now().Add(patience)))
 	for i := range rounds {
 		for j := range burst {
 			size := []int{1000, 1000, 1000, 17, 1400}[j%5]
@@ -127,9 +122,7 @@ func TestOrder(t *testing.T) {
 		}
 		for j := range burst {
 			size, from, err := server.ReadFrom(buf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			want := fmt.Sprintf("%0*d", []int{1000, 1000, 1000, 17, 1400}[j%5], i*burst+j)
 			if string(buf[:size]) != want {
 				t.Fatalf("got %d bytes ...%s, want %d bytes ...%s", size, buf[max(0, size-8):size], len(want), want[len(want)-8:])
@@ -140,9 +133,7 @@ func TestOrder(t *testing.T) {
 		}
 		for j := range burst {
 			size, err := c.Read(buf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			want := fmt.Sprintf("%0*d", []int{1000, 1000, 1000, 17, 1400}[j%5], i*burst+j)
 			if string(buf[:size]) != want {
 				t.Fatalf("back: got %d bytes ...%s, want %d", size, buf[max(0, size-8):size], len(want))
@@ -160,14 +151,10 @@ func TestAnswersInTrains(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	raw, err := server.(*net.UDPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	out := sys.NewOutbox(32)
@@ -177,9 +164,7 @@ func TestAnswersInTrains(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, from, err := server.ReadFrom(buf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		to := netip.MustParseAddrPort(from.String())
 		var want []string
 		for i := range 30 {
@@ -190,13 +175,11 @@ func TestAnswersInTrains(t *testing.T) {
 			want = append(want, fmt.Sprintf("%0*d", size, 100*round+i))
 			out.Append(to, []byte(want[i]), 0, true)
 		}
-		if err := raw.Control(func(fd uintptr) {
+		must.OK(t, raw.Control(func(fd uintptr) {
 			if errno := out.Send(int(fd)); errno != 0 {
 				t.Error(errno)
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		for i := range want {
 			if size, err := c.Read(buf); err != nil || string(buf[:size]) != want[i] {
 				t.Fatalf("round %d, answer %d: %d bytes, %v; want %d bytes", round, i, size, err, len(want[i]))
@@ -211,9 +194,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, nil)
 	server, err := lab.Backends[2].ListenPacket("udp", ":5300")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	n.apply(svc("dns", vip4, nil, at(lab.Backends[0].IPv4, 5300), at(lab.Backends[1].IPv4, 5300), at(lab.Backends[2].IPv4, 5300)))
 	buf := make([]byte, 2048)
@@ -225,9 +206,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, server.SetReadDeadline(time.Now().Add(patience)))
 		for j := range 5 {
 			size, _, err := server.ReadFrom(buf)
 			if want := fmt.Sprintf("%d/%d", i, j); err != nil || string(buf[:size]) != want {
@@ -418,20 +397,14 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		}
 	}
 	pc, err := lab.Client.ListenPacket("udp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer pc.Close()
 	for range 1000 {
 		c, err := lab.Client.Dial("udp", vip4+":53")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, err = ask(c, "q", patience)
 		_ = c.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	s := n.server.Stats()
 	if s.Sessions.Load() > 200 || s.Lost.Load() != 0 {
@@ -504,9 +477,7 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	for _, address := range []string{"0.0.0.0:53", "[::]:53"} {
 		network := map[bool]string{true: "udp6", false: "udp4"}[address[0] == '[']
 		pc, err := lab.Node.ListenPacket(network, address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer pc.Close()
 		hosts = append(hosts, pc)
 	}
@@ -529,16 +500,12 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	}
 	for _, pc := range hosts {
 		raw, err := pc.(*net.UDPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := raw.Control(func(fd uintptr) {
+		must.OK(t, err)
+		must.OK(t, raw.Control(func(fd uintptr) {
 			if size, from, err := syscall.Recvfrom(int(fd), make([]byte, 10), syscall.MSG_DONTWAIT); err != syscall.EAGAIN {
 				t.Errorf("the host's server got %d bytes from %v, %v", size, from, err)
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }
 
@@ -551,9 +518,7 @@ func bindNodePort(t *testing.T, lab *netns.Lab, n *node) service.Destination {
 	change.Services[0].Spec.Ports[0].NodePort = 30053
 	n.apply(change)
 	d := service.Destination{Addr: lab.Node.IPv4, Port: 30053, Protocol: service.UDP}
-	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }))
 	return d
 }
 
@@ -571,9 +536,7 @@ func TestBoundDestination(t *testing.T) {
 	// A port of another program stays with that program.
 	taken := service.Destination{Addr: lab.Node.IPv4, Port: 30054, Protocol: service.UDP}
 	pc, err := lab.Node.ListenPacket("udp4", ":30054")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer pc.Close()
 	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: taken, Action: policy.Accept}) }); !InUse(err) {
 		t.Errorf("bind to a port in use: %v", err)

@@ -21,6 +21,7 @@ import (
 	kyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -28,9 +29,7 @@ import (
 func read(t testing.TB, name string) (c service.Change) {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return objects(t, string(data))
 }
 
@@ -75,9 +74,7 @@ func listen(t testing.TB, o Options) *Server {
 	t.Helper()
 	o.Addresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}
 	s, err := Listen(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -104,18 +101,14 @@ func (s *Server) Addresses() (list []netip.AddrPort) {
 // TestForwardedQuestions counts those that resolvers were asked, and those that were too many.
 func TestForwardedQuestions(t *testing.T) {
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer silent.Close()
 	l := newLab(t, "shop.yaml", silent.LocalAddr().(*net.UDPAddr).AddrPort())
 	for range mostForwarded {
 		l.forward.waiting <- struct{}{}
 	}
 	c, err := net.Dial("udp", l.at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	count := func(what string, want Stats) {
 		t.Helper()
@@ -145,9 +138,7 @@ func (l *lab) apply(c service.Change) { l.Set(l.catalog.Apply(c), nil, service.N
 func (l *lab) exchange(t testing.TB, network string, message []byte) []byte {
 	t.Helper()
 	c, err := net.Dial(network, l.at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	var reply []byte
@@ -161,9 +152,7 @@ func (l *lab) exchange(t testing.TB, network string, message []byte) []byte {
 		n, err = c.Read(reply)
 		reply = reply[:n]
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return reply
 }
 
@@ -174,13 +163,9 @@ func (l *lab) ask(t testing.TB, network, name string, kind dnsmessage.Type) dnsm
 		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: kind, Class: dnsmessage.ClassINET}},
 	}
 	packed, err := q.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var m dnsmessage.Message
-	if err := m.Unpack(l.exchange(t, network, packed)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Unpack(l.exchange(t, network, packed)))
 	if m.ID != 77 || !m.Response || !m.RecursionDesired || len(m.Questions) != 1 || m.Questions[0] != q.Questions[0] {
 		t.Errorf("%s %s: header %+v, questions %v", name, kind, m.Header, m.Questions)
 	}
@@ -245,9 +230,7 @@ const (
 func TestSpecification(t *testing.T) {
 	l := newLab(t, "shop.yaml")
 	data, err := os.ReadFile("testdata/specification.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	kinds := make(map[string]dnsmessage.Type)
 	for k := range dnsmessage.Type(256) {
 		kinds[strings.TrimPrefix(k.String(), "Type")] = k
@@ -355,9 +338,7 @@ func withOPT(t testing.TB, name string, size, version int) []byte {
 	h.TTL |= uint32(version) << 16
 	q.Additionals = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}
 	packed, err := q.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return packed
 }
 
@@ -369,9 +350,7 @@ func TestEDNS(t *testing.T) {
 		want    dnsmessage.RCode
 	}{{0, dnsmessage.RCodeSuccess}, {1, rcodeBadVers}} {
 		var m dnsmessage.Message
-		if err := m.Unpack(l.exchange(t, "udp", withOPT(t, "web.shop.svc.cluster.local.", 4096, row.version))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, m.Unpack(l.exchange(t, "udp", withOPT(t, "web.shop.svc.cluster.local.", 4096, row.version))))
 		if len(m.Additionals) != 1 || m.Additionals[0].Header.Type != dnsmessage.TypeOPT || m.Additionals[0].Header.ExtendedRCode(m.RCode) != row.want {
 			t.Errorf("version %d: %s, additionals %v", row.version, m.RCode, m.Additionals)
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestReadRecord reads a resolver's answers of each type whose names may be compressed, and
@@ -27,9 +29,7 @@ func TestReadRecord(t *testing.T) {
 	const compressed, whole = "\x01a\xc0\x12", "\x01a\x07example\x03org\x00" // the question's name begins at 12, example.org. at 18
 	q := query{question: dnsmessage.Question{Name: dnsmessage.MustNewName("alias.example.org."), Type: dnsmessage.TypeALL, Class: dnsmessage.ClassINET}}
 	sent, err := (&message{}).pack(&q, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, row := range rows {
 		data := strings.ReplaceAll(row.data, "<n>", compressed)
 		sent = binary.BigEndian.AppendUint16(append(sent, 0xc0, 12), row.kind)
@@ -39,9 +39,7 @@ func TestReadRecord(t *testing.T) {
 	}
 	got := readAll(t, sent)
 	packed, err := (&message{answers: got}).pack(&q, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got = readAll(t, packed)
 	if len(got) != len(rows) {
 		t.Fatalf("%d answers; want %d", len(got), len(rows))
@@ -65,9 +63,7 @@ func readAll(t *testing.T, m []byte) (records []record) {
 		if errors.Is(err, dnsmessage.ErrSectionDone) {
 			return records
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		records = append(records, r)
 	}
 }

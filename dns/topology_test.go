@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/explain"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const (
@@ -172,9 +173,7 @@ func FuzzMessage(f *testing.F) {
 			t.Fatalf("%d bytes, %+v, %v", len(reply), h, err)
 		}
 		var m dnsmessage.Message
-		if err := m.Unpack(reply); err != nil {
-			t.Fatalf("%x: %v", reply, err)
-		}
+		must.OKf(t, m.Unpack(reply), "%x", reply)
 	})
 }
 
@@ -210,22 +209,16 @@ func cpuTime() time.Duration {
 // without.
 func BenchmarkBinary(b *testing.B) {
 	files, err := filepath.Glob("*.go")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	replace := make(map[string]string)
 	for _, f := range files {
 		replace[abs(b, f)] = ""
 	}
 	replace[abs(b, "doc.go")] = abs(b, "testdata/none/none.go")
 	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	list, at := filepath.Join(b.TempDir(), "overlay.json"), filepath.Join(b.TempDir(), "sluice")
-	if err := os.WriteFile(list, overlay, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, os.WriteFile(list, overlay, 0o600))
 	build := func(flags ...string) (file, code uint64) {
 		args := append(append([]string{"build"}, flags...), "-buildvcs=false", "-ldflags=-s -w", "-o", at, "../cmd/sluice")
 		cmd := exec.Command("go", args...)
@@ -234,13 +227,9 @@ func BenchmarkBinary(b *testing.B) {
 			b.Fatalf("%v: %s", err, out)
 		}
 		info, err := os.Stat(at)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		f, err := elf.Open(at)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		defer f.Close()
 		return uint64(info.Size()), f.Section(".text").Size
 	}
@@ -256,9 +245,7 @@ func BenchmarkBinary(b *testing.B) {
 func abs(b *testing.B, name string) string {
 	b.Helper()
 	path, err := filepath.Abs(name)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	return path
 }
 
@@ -267,9 +254,7 @@ func BenchmarkServer(b *testing.B) {
 	l := newLab(b, "shop.yaml")
 	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
 	c, err := net.Dial("udp", l.at.String())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer c.Close()
 	reply := make([]byte, 2048)
 	for b.Loop() {
@@ -289,9 +274,7 @@ func BenchmarkRate(b *testing.B) {
 	l := newLab(b, "shop.yaml")
 	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
 	c, err := net.Dial("udp", l.at.String())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer c.Close()
 	begin, cpu := time.Now(), cpuTime()
 	sent := make([]atomic.Int64, b.N) // after begin, in nanoseconds

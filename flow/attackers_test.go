@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -127,12 +128,10 @@ func (c *policyNet) attacked(t *testing.T, own netip.Addr) {
 		addrs: []netip.Addr{c.Pods[0].IPv4, c.Pods[0].IPv4, c.Pods[1].IPv4, c.Remote[0].IPv4, c.Node.IPv4, netip.MustParseAddr(vips[0]), netip.MustParseAddr(vips[1])},
 		ports: []uint16{80, 8080},
 	}
-	if err := c.World.Do(func() (err error) {
+	must.OK(t, c.World.Do(func() (err error) {
 		a.fd, err = sys.RawSender(false)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer sys.Close(a.fd)
 	type held struct {
 		net.Conn
@@ -142,9 +141,7 @@ func (c *policyNet) attacked(t *testing.T, own netip.Addr) {
 	dial := func(network, address string) *held {
 		t.Helper()
 		conn, err := c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, address)
-		if err != nil {
-			t.Fatalf("seed %d: %s to %s: %v", seed, network, address, err)
-		}
+		must.OKf(t, err, "seed %d: %s to %s", seed, network, address)
 		t.Cleanup(func() { _ = conn.Close() })
 		a.ports = append(a.ports, netip.MustParseAddrPort(conn.LocalAddr().String()).Port())
 		return &held{Conn: conn, name: network + " from " + conn.LocalAddr().String() + " to " + address}
@@ -153,9 +150,7 @@ func (c *policyNet) attacked(t *testing.T, own netip.Addr) {
 		t.Helper()
 		_ = h.SetDeadline(time.Now().Add(patience))
 		said, err := line(h)
-		if err != nil {
-			t.Fatalf("seed %d: %s: %v", seed, h.name, err)
-		}
+		must.OKf(t, err, "seed %d: %s", seed, h.name)
 		return said
 	}
 	services := []string{net.JoinHostPort(vips[0], "80"), net.JoinHostPort(vips[1], "80")}
@@ -174,9 +169,7 @@ func (c *policyNet) attacked(t *testing.T, own netip.Addr) {
 			a.new = append(a.new, a.ports[len(a.ports)-1])
 		}
 		for range 600 {
-			if err := a.send(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, a.send())
 		}
 		for _, h := range open {
 			// Servers say once for each TCP connection who they are, and whom they see.

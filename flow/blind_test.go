@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -31,7 +32,7 @@ func sendSegment(t *testing.T, h *netns.Host, from, to netip.AddrPort, sequence,
 	b = binary.BigEndian.AppendUint32(b, ack)
 	b = append(append(b, tcpHeader/4<<4, flags, 0xff, 0xff, 0, 0, 0, 0), payload...)
 	binary.BigEndian.PutUint16(b[tcp+tcpChecksum:], checksum(pseudoSum(b, false, syscall.IPPROTO_TCP, len(b)-tcp), b[tcp:]))
-	if err := h.Do(func() error {
+	must.OK(t, h.Do(func() error {
 		fd, err := sys.RawSender(false)
 		if err != nil {
 			return err
@@ -41,9 +42,7 @@ func sendSegment(t *testing.T, h *netns.Host, from, to netip.AddrPort, sequence,
 			return errno
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Somebody who knows all of a connection but its sequence numbers does not end it: neither
@@ -61,9 +60,7 @@ func TestBlindResetEndsNoConnection(t *testing.T) {
 			n := newNode(t, lab, by)
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 			c, err := lab.Client.Dial("tcp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if _, err := netns.AskOn(c); err != nil {
 				t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -22,15 +23,11 @@ import (
 func vanish(t *testing.T, c net.Conn) {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR, 1) }); controlErr != nil || err != nil {
 		t.Fatal(controlErr, err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 }
 
 // A client that comes back with its port, and knows nothing of the connection that it had,
@@ -91,9 +88,7 @@ func TestClientComesBackWithItsPort(t *testing.T) {
 // silence has a backend answer nothing more.
 func (n *node) silence(backend int) {
 	n.t.Helper()
-	if err := n.lab.Backends[backend].SetDown("eth0"); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.lab.Backends[backend].SetDown("eth0"))
 }
 
 // serve applies a Service with some of the lab's backends.
@@ -115,9 +110,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 		n := newNode(t, lab, by)
 		n.serve(0)
 		c, err := lab.Client.Dial("tcp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		if _, err := netns.AskOn(c); err != nil {
 			t.Fatal(err)
@@ -151,9 +144,7 @@ func TestForgedSYNsAreAnsweredSeldom(t *testing.T) {
 	n := newNode(t, lab, func(*Options) {})
 	n.serve(0)
 	c, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if _, err := netns.AskOn(c); err != nil {
 		t.Fatal(err)

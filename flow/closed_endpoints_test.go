@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -18,9 +19,7 @@ func TestClosedEndpointsCostNoDatagram(t *testing.T) {
 		const sessions, each = 200, 7
 		lab := netns.NewLab(t, 3)
 		sink, err := lab.Backends[2].ListenPacket("udp4", ":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer sink.Close()
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080), at(lab.Backends[2].IPv4, 8080)))
@@ -40,9 +39,7 @@ func TestClosedEndpointsCostNoDatagram(t *testing.T) {
 		var open []net.Conn
 		for s := range sessions {
 			c, err := lab.Client.Dial("udp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			open = append(open, c)
 			if _, err := fmt.Fprintf(c, "%d/0", s); err != nil {

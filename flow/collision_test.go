@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -40,9 +41,7 @@ func dialFrom(t *testing.T, h *netns.Host, port int, to string) net.Conn {
 			return err
 		},
 	}, "tcp", to)
-	if err != nil {
-		t.Fatalf("to %s: %v", to, err)
-	}
+	must.OKf(t, err, "to %s", to)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -67,9 +66,7 @@ func TestOnePortTowardsOneEndpoint(t *testing.T) {
 			for _, to := range order {
 				c := dialFrom(t, lab.Client, 45678, to)
 				said, err := netns.AskOn(c)
-				if err != nil {
-					t.Fatalf("%v: to %s: %v", order, to, err)
-				}
+				must.OKf(t, err, "%v: to %s", order, to)
 				if other, is := seen[said]; is {
 					t.Errorf("%v: the endpoint saw %s from %s and %s", order, said, other, to)
 				}
@@ -135,9 +132,7 @@ func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
 			n.config.MasqueradeAll = hidden
 			n.apply(svc(vip4, nil, endpoint))
 			socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer socket.Close()
 			own := "b1:8080 " + lab.Client.IPv4.String() + ":45678"
 			// ask asks all at once, and returns what each said.
@@ -193,9 +188,7 @@ func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
 	n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
 	n.apply(named("silent", svc("10.96.0.12", nil, at(nobodyAt(t, lab, lab.Backends[0]), 8080))))
 	socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer socket.Close()
 	send := func(to string) {
 		if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -22,9 +23,7 @@ func TestRecordsCountDatagrams(t *testing.T) {
 		n.config.MasqueradeAll = hidden
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 		c, err := lab.Client.Dial("udp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		exchange := func(bytes, datagrams int) {
 			t.Helper()
@@ -41,17 +40,11 @@ func TestRecordsCountDatagrams(t *testing.T) {
 		exchange(1, 1)
 		exchange(4000, 1) // in three fragments
 		raw, err := c.(*net.UDPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := raw.Control(func(fd uintptr) {
+		must.OK(t, err)
+		must.OK(t, raw.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), syscall.IPPROTO_UDP, unix.UDP_SEGMENT, 100)
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
+		must.OK(t, err)
 		exchange(950, 10)
 		n.stop()
 		n.left = true

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -40,18 +41,14 @@ func (m *mixed) connect(port int, to string) (sides [2]net.Conn) {
 	if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EADDRINUSE) {
 		return sides
 	}
-	if err != nil {
-		m.t.Fatalf("from %d to %s: %v", port, to, err)
-	}
+	must.OKf(m.t, err, "from %d to %s", port, to)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	word := fmt.Sprint(port, to, rand.Uint64())
 	if _, err := c.Write([]byte(word)); err != nil {
 		m.t.Fatalf("from %d to %s: %v", port, to, err)
 	}
 	s, err := m.server.Accept()
-	if err != nil {
-		m.t.Fatalf("from %d to %s: %v", port, to, err)
-	}
+	must.OKf(m.t, err, "from %d to %s", port, to)
 	b := make([]byte, 100)
 	if n, err := s.Read(b); err != nil || string(b[:n]) != word {
 		m.t.Fatalf("from %d to %s: %q, %v", port, to, b[:n], err)
@@ -82,9 +79,7 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 1)
 			server, err := lab.Backends[0].Listen("tcp", ":8080")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer server.Close()
 			_ = server.(*net.TCPListener).SetDeadline(time.Now().Add(10 * patience))
 			endpoint := at(lab.Backends[0].IPv4, 8080)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -24,9 +25,7 @@ func (n *node) endAll() (ended int) {
 	// Userspace hears of flows somewhat later.
 	wait.True(n.t, "a flow", func() bool { return n.server.Stats().Open > 0 })
 	ended, err := n.table.EndWhere(context.Background(), n.post, math.MaxInt, conntrack.Admin, func(*conntrack.Record) bool { return true })
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	return ended
 }
 
@@ -46,9 +45,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 
 	n.apply(svc(vip4, nil, at(echo.IPv4, 8080)))
 	open, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer open.Close()
 	if _, err := netns.AskOn(open); err != nil {
 		t.Fatal(err)
@@ -61,9 +58,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 	wantAdmin(1)
 
 	session, err := lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer session.Close()
 	for i := range 2 {
 		if said, err := question(session); err != nil || !strings.HasPrefix(said, "b1:8080") {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -36,9 +37,7 @@ func TestFirstDatagramsOfEachShape(t *testing.T) {
 			for _, s := range shapes {
 				t.Run(fmt.Sprintf("%d bytes by %d", s.bytes, s.segment), func(t *testing.T) {
 					c, err := lab.Client.Dial("udp", net.JoinHostPort(vip, "80"))
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					defer c.Close()
 					if s.segment != 0 {
 						segmented(t, c.(*net.UDPConn), s.segment)
@@ -79,9 +78,7 @@ func TestFirstDatagramsOfEachShape(t *testing.T) {
 func segmented(t *testing.T, c *net.UDPConn, size int) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if cerr := raw.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size)
 	}); cerr != nil || err != nil {

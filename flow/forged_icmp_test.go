@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -60,7 +61,7 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 	b := append([]byte{kind, r.code, 0, 0, 0, 0, 0, 0}, quoted...)
 	binary.BigEndian.PutUint16(b[2:], ^folded(sum(pseudo, b)))
 	packet := append(appendIP(nil, r.from, seen.Addr(), protocol, byte(len(b))), b...)
-	if err := h.Do(func() error {
+	must.OK(t, h.Do(func() error {
 		fd, err := sys.RawSender(ipv6)
 		if err != nil {
 			return err
@@ -70,9 +71,7 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 			return errno
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Nobody moves a session by an ICMP error about a datagram that he has not seen: neither one that
@@ -102,9 +101,7 @@ func testForgedRefusals(t *testing.T, vip string, hidden, answered bool) {
 		lab.Backends[0].EchoUDP(t, 8080)
 	} else {
 		silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer silent.Close()
 	}
 	n := newNode(t, lab, nil)
@@ -113,9 +110,7 @@ func testForgedRefusals(t *testing.T, vip string, hidden, answered bool) {
 	n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{1}, After: 1, Total: 1}
 	n.apply(svc(vip, nil, at(address(lab.Backends[0]), 8080)))
 	c, err := lab.Client.Dial("udp", net.JoinHostPort(vip, "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	const datagram = 8 + 4 // "who?"
 	if answered {
@@ -123,9 +118,7 @@ func testForgedRefusals(t *testing.T, vip string, hidden, answered bool) {
 	} else {
 		_, err = c.Write([]byte("who?"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var session *bpf.KernelFlow
 	wait.True(t, "userspace knows the session", func() bool {
 		n.onLoop(func() {

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -22,9 +23,7 @@ func TestForgedResetCutsNoBusyConnection(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	l, err := lab.Backends[0].Listen("tcp", ":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
@@ -41,19 +40,15 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 	lab, had := n.lab, len(n.taken())
 	wait.True(t, "no flow is open", func() bool { return !n.hasOpenFlow() })
 	c, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	endpoint, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer endpoint.Close()
 	open := n.openFlow()
 	forged := reset{from: bpf.PortOf(open.Client, open.ClientPort), to: bpf.PortOf(open.Vip, open.VipPort), sequence: open.Way[0].End + 1, flags: flagRST}
 	last := time.Now() // the connection was in use after it
-	if err := lab.Client.Do(func() error {
+	must.OK(t, lab.Client.Do(func() error {
 		fd, err := sys.RawSender(false)
 		if err != nil {
 			return err
@@ -63,9 +58,7 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 			return errno
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	wait.True(t, "the forged RST was believed", func() bool { return len(n.taken()) > had })
 	tick := time.NewTicker(linger / 8)
 	defer tick.Stop()
@@ -79,9 +72,7 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 		if err == nil {
 			_, err = io.ReadFull(endpoint, make([]byte, 1))
 		}
-		if err != nil {
-			t.Fatalf("%v after the forged RST: %v", time.Since(began), err)
-		}
+		must.OKf(t, err, "%v after the forged RST", time.Since(began))
 		last = now
 	}
 	return nil
@@ -100,9 +91,7 @@ func TestDroppedPacketsEndNoConnection(t *testing.T) {
 			n.config.MasqueradeAll = hidden
 			n.serve(0)
 			c, err := lab.Client.Dial("tcp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if _, err := netns.AskOn(c); err != nil {
 				t.Fatal(err)

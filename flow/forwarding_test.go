@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -17,9 +18,7 @@ import (
 // set writes a setting of a host's network.
 func set(t *testing.T, h *netns.Host, name, value string) {
 	t.Helper()
-	if err := h.SetSysctl("net/"+name, value); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.SetSysctl("net/"+name, value))
 }
 
 // serves reports whether the kernel forwards what is for port 80 of an address.
@@ -76,9 +75,7 @@ func TestForwardingIsFollowed(t *testing.T) {
 			set(t, lab.Node, c.setting, "1")
 			n.awaitForwarding(c.vip, true)
 			conn, err := lab.Client.Dial("udp", net.JoinHostPort(c.vip, "80"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.Close()
 			if _, err := question(conn); err != nil {
 				t.Fatal(err)

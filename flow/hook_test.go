@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/attach"
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -61,23 +62,17 @@ const tcIndex = 44 // its offset in struct __sk_buff
 func attachAtEgress(t *testing.T, host *netns.Host, name string, at link.Anchor, code asm.Instructions) {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: code})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.Close() // the link keeps it
 	list, err := host.Netlink().LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := host.Do(func() error {
+	must.OK(t, err)
+	must.OK(t, host.Do(func() error {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: list.Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: at})
 		if err == nil {
 			t.Cleanup(func() { _ = l.Close() })
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // What a packet's tc_index says of its way ends with our programs: others behind them find 0.

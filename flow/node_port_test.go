@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -63,16 +64,12 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 					if err == nil {
 						_, err = r.ReadString('\n')
 					}
-					if err != nil {
-						t.Fatalf("%s to %s: %v", c.LocalAddr(), c.RemoteAddr(), err)
-					}
+					must.OKf(t, err, "%s to %s", c.LocalAddr(), c.RemoteAddr())
 					return seen[c]
 				}
 				for range 5 {
 					c, err := lab.Client.Dial(network, to.String())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					hidden := ask(c)
 					local := net.UDPAddrFromAddrPort(at(own, n.hiddenPort(to)))
 					d := &net.Dialer{Timeout: patience, LocalAddr: local}
@@ -80,9 +77,7 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 						d.LocalAddr = net.TCPAddrFromAddrPort(local.AddrPort())
 					}
 					socket, err := lab.Node.Dialer(d, network, endpoint.String())
-					if err != nil {
-						t.Fatalf("from %s to %s: %v", local, endpoint, err)
-					}
+					must.OKf(t, err, "from %s to %s", local, endpoint)
 					for range 3 {
 						if said := ask(socket); said == hidden || !strings.HasPrefix(said, "b1:8080 ") {
 							t.Errorf("the node: %q, the client: %q", said, hidden)

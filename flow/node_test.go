@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -29,9 +30,7 @@ func localNode(t *testing.T, backends int) *netns.Lab {
 	t.Helper()
 	lab := netns.NewLab(t, backends)
 	for _, r := range []string{"10.96.0.0/16", "fd00:96::/64"} {
-		if err := lab.Node.AddLocalRoute(netip.MustParsePrefix(r)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddLocalRoute(netip.MustParsePrefix(r)))
 	}
 	return lab
 }
@@ -55,9 +54,7 @@ func (n *node) dialFrom(network string, own netip.Addr, to netip.AddrPort) net.C
 		d.LocalAddr = &net.UDPAddr{IP: own.AsSlice()}
 	}
 	c, err := n.lab.Node.Dialer(d, network, to.String())
-	if err != nil {
-		n.t.Fatalf("%s from %s to %s: %v", network, own, to, err)
-	}
+	must.OKf(n.t, err, "%s from %s to %s", network, own, to)
 	n.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -75,9 +72,7 @@ func (n *node) say(c net.Conn) string {
 	if err == nil { // the word itself
 		_, err = r.ReadString('\n')
 	}
-	if err != nil {
-		n.t.Fatalf("%s to %s: %v", c.LocalAddr(), c.RemoteAddr(), err)
-	}
+	must.OKf(n.t, err, "%s to %s", c.LocalAddr(), c.RemoteAddr())
 	return strings.TrimSpace(said)
 }
 
@@ -226,22 +221,18 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 	nft := func(script string) func() { return func() { lab.Node.NFT(t, script) } }
 	sourceCheck := func(value string) func() {
 		return func() {
-			if err := lab.Node.SetSysctl("net/ipv4/conf/all/rp_filter", value); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/rp_filter", value))
 		}
 	}
 	attached := make(chan link.Link, 1)
 	attach := func(ifname string, where ebpf.AttachType) func() {
 		return func() {
 			l := foreign.Idle(t)
-			if err := lab.Node.Do(func() error {
+			must.OK(t, lab.Node.Do(func() error {
 				at, err := link.AttachTCX(link.TCXOptions{Interface: lab.Node.Link(t, ifname).Attrs().Index, Program: l, Attach: where})
 				attached <- at
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 		}
 	}
 	detach := func() { _ = (<-attached).Close() }
@@ -255,13 +246,9 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 		{"all.rp_filter is 1", sourceCheck("1"), sourceCheck("0")},
 		{"another program at lo's egress", attach("lo", ebpf.AttachTCXEgress), detach},
 		{"the interface of kernel flows", func() {
-			if err := lab.Node.SetDown("sluice"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.SetDown("sluice"))
 		}, func() {
-			if err := lab.Node.Netlink().LinkSetUp(lab.Node.Link(t, "sluice")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.Netlink().LinkSetUp(lab.Node.Link(t, "sluice")))
 		}},
 	} {
 		n.servesNode()
@@ -282,9 +269,7 @@ func TestNodeClientsBesideLooseSourceChecks(t *testing.T) {
 	t.Parallel()
 	lab := localNode(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
-	if err := lab.Node.SetSysctl("net/ipv4/conf/all/rp_filter", "2"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/rp_filter", "2"))
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	n.servesNode()
@@ -307,9 +292,7 @@ func TestNodeClientsAndThePathMTU(t *testing.T) {
 			lab.Backends[0].EchoTCP(t, 8080)
 			lab.Backends[0].EchoUDP(t, 8080)
 			dst := &net.IPNet{IP: endpoint.Addr().AsSlice(), Mask: net.CIDRMask(endpoint.Addr().BitLen(), endpoint.Addr().BitLen())}
-			if err := lab.Node.Netlink().RouteAdd(&netlink.Route{Dst: dst, LinkIndex: lab.Node.Link(t, "b1").Attrs().Index, MTU: 1300}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.Netlink().RouteAdd(&netlink.Route{Dst: dst, LinkIndex: lab.Node.Link(t, "b1").Attrs().Index, MTU: 1300}))
 			n := newNode(t, lab, nil)
 			n.apply(svc(vip, nil, endpoint))
 			n.servesNode()
@@ -366,9 +349,7 @@ func TestNodeAsksAnEndpointByANodeClientsPort(t *testing.T) {
 	_, peer, _ := strings.Cut(n.say(c), " ")
 	d := &net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(peer))}
 	direct, err := lab.Node.Dialer(d, "tcp", endpoint.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer direct.Close()
 	if said := n.say(direct); said == "b1:8080 "+peer || !strings.HasPrefix(said, "b1:8080 ") {
 		t.Errorf("the endpoint answered %q to the node's own connection, and saw %s before", said, peer)
@@ -447,7 +428,5 @@ func putBehindBridge(t *testing.T, node *netns.Host, ifname string) {
 		add := &netlink.Addr{IPNet: a.IPNet, Flags: unix.IFA_F_NODAD}
 		err = errors.Join(err, nl.AddrDel(port, &a), nl.AddrAdd(bridge, add))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }

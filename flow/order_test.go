@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -49,9 +50,7 @@ func TestRefusalOvertakesNoNotice(t *testing.T) {
 			round <- said
 		})
 		refused = <-round
-		if err := <-asked; err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, <-asked)
 	}
 	n.stop()
 	n.left = true
@@ -150,9 +149,7 @@ func TestRefusalHidesTheClient(t *testing.T) {
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 9000+i), at(lab.Backends[1].IPv4, 8080)))
 			for range 2 {
 				c, err := lab.Client.Dial("udp", vip4+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				for range datagrams {
 					_, _ = c.Write([]byte("hello"))
@@ -188,9 +185,7 @@ func TestEndedSessionHidesNobody(t *testing.T) {
 		asm.Return(),
 	})
 	c, err := lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	for i, b := range []int{0, 1, 0} {
 		n.config.MasqueradeAll = i == 0

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -38,9 +39,7 @@ func TestRefusalFromAnotherAddressEndsTheSession(t *testing.T) {
 				n.apply(svc(vip6, nil, at(anycast, 8080)))
 				var server net.PacketConn
 				if answered {
-					if err := one.SetSysctl("net/ipv6/ip_nonlocal_bind", "1"); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, one.SetSysctl("net/ipv6/ip_nonlocal_bind", "1"))
 					var err error
 					if server, err = one.ListenPacket("udp", at(anycast, 8080).String()); err != nil {
 						t.Fatal(err)
@@ -49,9 +48,7 @@ func TestRefusalFromAnotherAddressEndsTheSession(t *testing.T) {
 					go echo(server)
 				}
 				c, err := lab.Client.Dial("udp", net.JoinHostPort(vip6, "80"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				if answered {
 					if _, err := question(c); err != nil {

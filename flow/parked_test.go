@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -24,9 +25,7 @@ func TestOpenConnectionIsParked(t *testing.T) {
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 		c, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		if _, err := netns.AskOn(c); err != nil {
 			t.Fatal(err)
@@ -67,9 +66,7 @@ func TestParkedConnectionIsEnded(t *testing.T) {
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	c, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	wait.True(t, "the record is given away", func() bool { return n.isParked() })
 	ended, err := n.table.EndWhere(context.Background(), n.post, 10, conntrack.Admin, func(r *conntrack.Record) bool { return r.Client.Addr() == lab.Client.IPv4 })
@@ -128,9 +125,7 @@ func TestParkedConnectionIsHalfClosed(t *testing.T) {
 		})
 		n.serve(0)
 		c, err := lab.Client.Dial("tcp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := netns.AskOn(c); err != nil {
 			t.Fatal(err)
 		}

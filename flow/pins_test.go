@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -39,22 +40,16 @@ func TestFlowsAreAdopted(t *testing.T) {
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))
 	first.apply(services)
 	tcp, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer tcp.Close()
 	if _, err := netns.AskOn(tcp); err != nil {
 		t.Fatal(err)
 	}
 	udp, err := lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer udp.Close()
 	said, err := question(udp)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first.leave()
 
 	echo := func() error {
@@ -71,18 +66,14 @@ func TestFlowsAreAdopted(t *testing.T) {
 		return nil
 	}
 	for range 10 { // while nobody runs
-		if err := echo(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, echo())
 	}
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
 	if got := next.server.Stats().Open; got != 2 {
 		t.Errorf("%d flows were adopted", got)
 	}
-	if err := echo(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, echo())
 	if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || !strings.HasPrefix(said, "b") {
 		t.Fatalf("%q, %v", said, err)
 	}
@@ -124,9 +115,7 @@ func TestAdoptedFlowsEndInTime(t *testing.T) {
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 	first.apply(services)
 	tcp, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer tcp.Close()
 	if _, err := netns.AskOn(tcp); err != nil {
 		t.Fatal(err)
@@ -172,9 +161,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 			services := svc(vip4, change, at(lab.Backends[0].IPv4, 8080))
 			first.apply(services)
 			open, err := lab.Client.Dial("tcp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer open.Close()
 			if _, err := netns.AskOn(open); err != nil {
 				t.Fatal(err)
@@ -193,9 +180,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 				t.Errorf("the open connection: %v", err)
 			}
 			// The node has the address, but no relay: it refuses what the kernel leaves to it.
-			if err := lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(vip4))}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(vip4))}))
 			before := next.server.Stats().Kernel
 			if said, err := lab.Client.Ask("tcp", vip4+":80"); !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("a new connection gets %q, %v", said, err)
@@ -205,9 +190,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 				t.Errorf("the kernel had %v before a new connection, and %v after it", before, after)
 			}
 			udp, err := lab.Client.Dial("udp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer udp.Close()
 			if _, err := question(udp); err != nil {
 				t.Errorf("UDP: %v", err)
@@ -227,9 +210,7 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 	first.apply(services)
 	udp, err := lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer udp.Close()
 	if _, err := question(udp); err != nil {
 		t.Fatal(err)
@@ -272,9 +253,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.leave()
-	if err := os.Rename(string(dirs[0]), string(dirs[1])); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(string(dirs[0]), string(dirs[1])))
 	next := newNode(t, labs[1], func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
 	if got := next.server.Stats().Open; got != 0 {
@@ -289,9 +268,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 func pinsOf(t *testing.T, root string, lab *netns.Lab) bpffs.Dir {
 	t.Helper()
 	dir, err := bpffs.Of(root, "test", lab.Node.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -300,18 +277,12 @@ func TestOldPinsAreRemoved(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	root := netns.MountBPF(t)
 	dir := pinsOf(t, root, lab)
-	if err := dir.Make(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, dir.Make())
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer m.Close()
 	path := dir.Pin("flow_earlier_map")
-	if err := m.Pin(path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Pin(path))
 	newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.old = root, "test", time.Millisecond })
 	wait.For(t, "the pin is removed", patience, func() error {
 		if _, err := os.Stat(path); err == nil {
@@ -330,9 +301,7 @@ func TestHandOverLeavesTheNextProcess(t *testing.T) {
 	first := newNode(t, lab, pinned)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := first.server.HandOver(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.server.HandOver(ctx))
 	first.left = true
 	if first.server.old.Stop() {
 		t.Error("pins of other versions were still to be removed")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -29,9 +30,7 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 		send := func(port uint16) net.Conn {
 			t.Helper()
 			c, err := lab.Client.Dialer(&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(at(lab.Client.IPv4, port))}, "udp", vip.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			if _, err := c.Write([]byte("who\n")); err != nil {
 				t.Fatal(err)
@@ -42,9 +41,7 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 		until := uint64(sys.Monotonic() + int64(relayedUDP))
 		for i := range 40000 {
 			key := bpf.TupleOf(syscall.IPPROTO_UDP, at(netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), 1000), vip)
-			if err := n.server.kernel.Maps.Relayed.Put(&key, &until); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.server.kernel.Maps.Relayed.Put(&key, &until))
 		}
 		_ = send(41000).Close()
 		wait.True(t, "the relay's client is left to it", func() bool { return n.server.Stats().Kernel["passed_relayed"] == 1 })
@@ -67,9 +64,7 @@ func TestRelayOfAnEarlierProcessIsForgotten(t *testing.T) {
 	earlier, own := bpf.TupleOf(syscall.IPPROTO_UDP, at(lab.Client.IPv4, 41000), vip), bpf.TupleOf(syscall.IPPROTO_UDP, at(lab.Client.IPv4, 41001), vip)
 	m := n.server.kernel.Maps.Relayed
 	for key, until := range map[bpf.KernelTuple]int64{earlier: n.server.began - 1 + int64(relayedUDP), own: sys.Monotonic() + int64(relayedUDP)} {
-		if err := m.Put(&key, uint64(until)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, m.Put(&key, uint64(until)))
 	}
 	n.onLoop(func() {
 		if err := n.server.worker.forgetRelayed(); err != nil {

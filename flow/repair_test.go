@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -35,9 +36,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 	served("alone")
 
 	list, err := lab.Node.Netlink().LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	list = slices.DeleteFunc(list, func(l netlink.Link) bool { return l.Attrs().Flags&net.FlagLoopback != 0 })
 	for _, place := range []struct {
 		name   string
@@ -46,15 +45,13 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 		p := foreign.Idle(t)
 		for _, each := range list {
 			for _, side := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-				if err := lab.Node.Do(func() error {
+				must.OK(t, lab.Node.Do(func() error {
 					l, err := link.AttachTCX(link.TCXOptions{Interface: each.Attrs().Index, Program: p, Attach: side, Anchor: place.anchor})
 					if err == nil {
 						t.Cleanup(func() { _ = l.Close() })
 					}
 					return err
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 			}
 		}
 		served("another program " + place.name)
@@ -62,13 +59,11 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 
 	// Somebody detaches them.
 	info, err := n.server.kernel.Ethernet.Ingress.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	own, _ := info.ID()
 	linksAt := func(index int) (links []link.ID) {
 		t.Helper()
-		if err := lab.Node.Do(func() error {
+		must.OK(t, lab.Node.Do(func() error {
 			found, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: ebpf.AttachTCXIngress})
 			if errors.Is(err, syscall.ENOSPC) { // one came since the kernel was asked how many there are
 				return nil
@@ -82,9 +77,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 				}
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return links
 	}
 	was := make(map[int]link.ID)
@@ -96,12 +89,8 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 		}
 		was[index] = links[0]
 		l, err := link.NewFromID(links[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(l.Detach(), l.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, errors.Join(l.Detach(), l.Close()))
 	}
 	wait.For(t, "the programs are there again", patience, func() error {
 		for _, each := range list {

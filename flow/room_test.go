@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -20,9 +21,7 @@ func openSessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
 	var conns []net.Conn
 	for range n {
 		c, err := lab.Client.Dial("udp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := question(c); err != nil {
 			t.Fatal(err)
@@ -155,9 +154,7 @@ func TestNoClientTakesAllPorts(t *testing.T) {
 			})
 			for range part {
 				c, err := lab.Backends[1].Dial("udp", vip4+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				if _, err := question(c); err != nil {
 					t.Fatal(err)

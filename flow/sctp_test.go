@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -101,9 +102,7 @@ func TestAssociationPassesTheKernel(t *testing.T) {
 			who := call(c.vip)
 			who.From = []netip.Addr{c.client}
 			a, err := who.Do(t, lab.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if a.Server != "b1" || a.Client.Addr() != c.client {
 				t.Errorf("%+v", a)
 			}
@@ -210,9 +209,7 @@ func TestHiddenClientOfAnAssociation(t *testing.T) {
 	}{{vip4, b.IPv4, netip.MustParseAddr("10.2.1.1")}, {vip6, b.IPv6, netip.MustParseAddr("fd00:2:1::1")}} {
 		n.apply(sctpService(c.vip, at(c.endpoint, 13868)))
 		a, err := call(c.vip).Do(t, lab.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if a.Client.Addr() != c.node || a.Client.Port() < bpf.FirstPort || a.Client.Port() > bpf.LastPort {
 			t.Errorf("the endpoint saw %s", a.Client)
 		}
@@ -231,9 +228,7 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 	first.Port, first.How, first.From = 45678, "wait", []netip.Addr{lab.Client.IPv4}
 	p := first.Connect(t, lab.Client)
 	one, err := p.Answered()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// The flow of another Service has the way back. A host has one peer, so that the
 	// second association is not the client's own: a process that ended has left it.
 	p.Kill()
@@ -241,9 +236,7 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 	second := call("10.96.0.11")
 	second.Port, second.From = first.Port, first.From
 	two, err := second.Do(t, lab.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if one.Client.Port() != 45678 || two.Client.Port() == 45678 {
 		t.Errorf("the endpoint saw %s and %s", one.Client, two.Client)
 	}
@@ -291,9 +284,7 @@ func TestClientWithSeveralAddresses(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	b := lab.Backends[0]
 	second := netip.MustParseAddr("10.1.0.77")
-	if err := lab.Client.AddAddr("eth0", netip.PrefixFrom(second, 24)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.AddAddr("eth0", netip.PrefixFrom(second, 24)))
 	serveSCTP(t, b, diameter, 13868)
 	for _, port := range []uint16{diameter, 13868} {
 		n := newNode(t, lab, nil)
@@ -302,9 +293,7 @@ func TestClientWithSeveralAddresses(t *testing.T) {
 		c.How, c.From = "wait", []netip.Addr{lab.Client.IPv4, second}
 		p := c.Connect(t, lab.Client)
 		a, err := p.Answered()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if a.ClientAddresses != 1 || a.Client.Addr() != lab.Client.IPv4 && a.Client.Addr() != second {
 			t.Errorf("port %d: the endpoint knows %d addresses of its client, and saw %s", port, a.ClientAddresses, a.Client)
 		}
@@ -386,9 +375,7 @@ func TestAssociationsAreAdopted(t *testing.T) {
 	if got := next.server.Stats().Open; got != 1 {
 		t.Errorf("%d associations were adopted", got)
 	}
-	if err := p.Again(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Again())
 	if r := next.wait(t, 1)[0]; r.Protocol != service.SCTP || r.End != conntrack.ClientShutdown || r.DatagramsFromClient != 21 || !r.Connected {
 		t.Errorf("%+v", r)
 	}

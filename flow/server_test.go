@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -49,9 +50,7 @@ func TestConnectionPassesTheKernel(t *testing.T) {
 				servers := make(map[string]int)
 				for range 10 {
 					said, err := lab.Client.Ask("tcp", net.JoinHostPort(c.vip, "80"))
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					server, peer, _ := strings.Cut(said, " ")
 					servers[server]++
 					if !strings.Contains(peer, client.String()) {
@@ -224,9 +223,7 @@ func TestSessionFollowsItsEndpoint(t *testing.T) {
 		b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
 		n.apply(svc(vip4, nil, b1))
 		c, err := lab.Client.Dial("udp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		for range 5 {
 			if said, err := question(c); err != nil || said != "b1:8080 "+c.LocalAddr().String() {
@@ -287,9 +284,7 @@ func dropping(t *testing.T, protocol uint16) *ebpf.Program {
 		asm.Mov.Imm(asm.R0, drop),
 		asm.Return().WithSymbol("end"),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -309,19 +304,15 @@ func TestLateAnswerIsRefused(t *testing.T) {
 		// At the node's side: b1 forgets a connection if it cannot send its answer again itself.
 		var l link.Link
 		wire := lab.Node.Link(t, lab.Backends[0].Name()).Attrs().Index
-		if err := lab.Node.Do(func() (err error) {
+		must.OK(t, lab.Node.Do(func() (err error) {
 			l, err = link.AttachTCX(link.TCXOptions{Interface: wire, Program: mute, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		// One of the two asks b1 first. The connection to b2 stays open, so that its flow knows b1's
 		// answer whenever b1 sends that again: 7, 15 or 31 s after the SYN.
 		for range 2 {
 			c, err := lab.Client.Dial("tcp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if said, err := netns.AskOn(c); err != nil || said != "b2:8080" {
 				t.Errorf("%q, %v", said, err)

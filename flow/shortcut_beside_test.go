@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -95,22 +96,16 @@ func TestShortcutsOfABridge(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	nl := lab.Node.Netlink()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "pods"}}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(nl.LinkAdd(bridge))
+	must.OK(t, nl.LinkAdd(bridge))
 	gateways := []string{"10.3.0.1", "fd00:3::1"}
 	for i, prefix := range []string{"/24", "/64"} {
 		a, err := netlink.ParseAddr(gateways[i] + prefix)
-		must(err)
+		must.OK(t, err)
 		const noDAD = 2 // IFA_F_NODAD: usable at once
 		a.Flags = noDAD
-		must(nl.AddrAdd(bridge, a))
+		must.OK(t, nl.AddrAdd(bridge, a))
 	}
-	must(nl.LinkSetUp(bridge))
+	must.OK(t, nl.LinkSetUp(bridge))
 	var pods []*netns.Host
 	for i := range 2 {
 		p := &netns.Host{
@@ -118,9 +113,9 @@ func TestShortcutsOfABridge(t *testing.T) {
 			IPv4:      netip.AddrFrom4([4]byte{10, 3, 0, byte(10 + i)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:3::%d", 10+i)),
 		}
 		netns.Wire(t, lab.Node.Namespace, p.Name(), nil, p.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(p.IPv4, 24), netip.PrefixFrom(p.IPv6, 64)})
-		must(nl.LinkSetMaster(lab.Node.Link(t, p.Name()), bridge))
-		must(p.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(gateways[0])))
-		must(p.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr(gateways[1])))
+		must.OK(t, nl.LinkSetMaster(lab.Node.Link(t, p.Name()), bridge))
+		must.OK(t, p.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(gateways[0])))
+		must.OK(t, p.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr(gateways[1])))
 		p.EchoTCP(t, 8080)
 		p.EchoUDP(t, 8080)
 		pods = append(pods, p)
@@ -191,9 +186,7 @@ func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by str
 	if took < want*8/10 { // the answers at least
 		s.t.Errorf("%d packets skipped the IP stack", took)
 	}
-	if err := l.Close(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, l.Close())
 	s.awaitMost()
 }
 
@@ -221,8 +214,6 @@ func TestShortcutsEndByANetfilterProgram(t *testing.T) {
 	if took := s.ask(50); took > 0 {
 		t.Errorf("%d packets skipped another one's program", took)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	s.awaitMost()
 }

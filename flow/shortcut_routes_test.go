@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -36,17 +37,13 @@ func TestShortcutsKeepTheMTUOfRoutes(t *testing.T) {
 			b := s.lab.Backends[0]
 			mac := b.Link(t, "eth0").Attrs().HardwareAddr
 			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
-				if err := s.lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: s.b1().Index, State: netlink.NUD_PERMANENT, IP: ip.Next().AsSlice(), HardwareAddr: mac}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: s.b1().Index, State: netlink.NUD_PERMANENT, IP: ip.Next().AsSlice(), HardwareAddr: mac}))
 			}
 			s.awaitMost()
 			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
 				r := &netlink.Route{Dst: hostNet(ip), MTU: mtu}
 				hops(s, r, ip)
-				if err := s.lab.Node.Netlink().RouteAdd(r); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.lab.Node.Netlink().RouteAdd(r))
 				s.awaitInto(false)
 				for _, open := range []bool{true, false} {
 					for _, c := range s.udp(ip, open) {
@@ -55,9 +52,7 @@ func TestShortcutsKeepTheMTUOfRoutes(t *testing.T) {
 						s.refused(c, make([]byte, 4*long))
 					}
 				}
-				if err := s.lab.Node.Netlink().RouteDel(r); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.lab.Node.Netlink().RouteDel(r))
 				s.awaitMost()
 			}
 		})
@@ -72,13 +67,9 @@ func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
 	r := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 77, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: s.b1().Index, Scope: netlink.SCOPE_LINK, MTU: 1400}
 	began := time.Now()
 	for range 5 * patience / interval / 2 {
-		if err := s.lab.Node.Netlink().RouteAdd(r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.lab.Node.Netlink().RouteAdd(r))
 		s.awaitInto(false)
-		if err := s.lab.Node.Netlink().RouteDel(r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.lab.Node.Netlink().RouteDel(r))
 		s.awaitInto(true)
 	}
 	if took := time.Since(began); took > patience {
@@ -89,9 +80,7 @@ func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
 func (s *shortcutNet) b1() *netlink.LinkAttrs {
 	s.t.Helper()
 	link, err := s.lab.Node.Netlink().LinkByName("b1")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	return link.Attrs()
 }
 
@@ -120,9 +109,7 @@ func (s *shortcutNet) udp(ip netip.Addr, open bool) (list []*net.UDPConn) {
 		}
 		if !open {
 			another, err := s.lab.Client.Dial("udp", u.RemoteAddr().String())
-			if err != nil {
-				s.t.Fatal(err)
-			}
+			must.OK(s.t, err)
 			s.t.Cleanup(func() { another.Close() })
 			u = another.(*net.UDPConn)
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -37,12 +38,10 @@ func newShortcutNetWith(t *testing.T, queues bool, change func(*Options)) *short
 		if !queues {
 			break
 		}
-		if err := lab.Node.Netlink().QdiscAdd(&netlink.GenericQdisc{
+		must.OK(t, lab.Node.Netlink().QdiscAdd(&netlink.GenericQdisc{
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lab.Node.Link(t, name).Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 			QdiscType:  "pfifo",
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	b := lab.Backends[0]
 	b.EchoTCP(t, 8080)
@@ -58,9 +57,7 @@ func newShortcutNetWith(t *testing.T, queues bool, change func(*Options)) *short
 			s.apply(named("of-"+strconv.Itoa(e.endpoint.BitLen()), svc(e.vip, nil, at(e.endpoint, 8080))))
 			for _, network := range []string{"tcp", "udp"} {
 				c, err := lab.Client.Dial(network, net.JoinHostPort(e.vip, "80"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				t.Cleanup(func() { c.Close() })
 				s.conns = append(s.conns, c)
 			}
@@ -158,9 +155,7 @@ func TestShortcutsEndWithTheProcess(t *testing.T) {
 func TestShortcutsKeepPathMTU(t *testing.T) {
 	s := newShortcutNet(t, false)
 	link := s.lab.Node.Link(t, "b1")
-	if err := s.lab.Node.Netlink().LinkSetMTU(link, 1300); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.lab.Node.Netlink().LinkSetMTU(link, 1300))
 	payload := make([]byte, 100_000)
 	for i := range payload {
 		payload[i] = 'a'
@@ -174,9 +169,7 @@ func TestShortcutsKeepPathMTU(t *testing.T) {
 		go func() { _, _ = c.Write(payload) }()
 		for got, b := 0, make([]byte, 1<<16); got < len(payload); {
 			n, err := c.Read(b)
-			if err != nil {
-				t.Fatalf("%s: after %d bytes: %v", c.RemoteAddr(), got, err)
-			}
+			must.OKf(t, err, "%s: after %d bytes", c.RemoteAddr(), got)
 			got += n
 		}
 	}
@@ -190,13 +183,11 @@ func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
 		t.Run(fmt.Sprintf("batch=%d", count), func(t *testing.T) {
 			s := newShortcutNet(t, false)
 			for _, ip := range []netip.Addr{s.lab.Backends[0].IPv4, s.lab.Backends[0].IPv6} {
-				if err := s.lab.Node.Netlink().RouteAdd(&netlink.Route{
+				must.OK(t, s.lab.Node.Netlink().RouteAdd(&netlink.Route{
 					LinkIndex: s.lab.Node.Link(t, "b1").Attrs().Index, Scope: netlink.SCOPE_LINK,
 					Dst: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())},
 					MTU: mtu, MTULock: true, // others keep all packets from shortcuts
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 			}
 			for _, c := range s.conns {
 				if u, ok := c.(*net.UDPConn); ok {
@@ -212,24 +203,20 @@ func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
 func always(t *testing.T, c *net.UDPConn, size int) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set := func(fd uintptr, level, option, value int) {
 		if err := unix.SetsockoptInt(int(fd), level, option, value); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := raw.Control(func(fd uintptr) {
+	must.OK(t, raw.Control(func(fd uintptr) {
 		if c.RemoteAddr().(*net.UDPAddr).IP.To4() != nil {
 			set(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 		} else {
 			set(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
 		}
 		set(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, size)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // refused sends too long datagrams. Each time a short one has been answered just before, so

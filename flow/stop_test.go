@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -34,9 +35,7 @@ func TestStopResetsConnections(t *testing.T) {
 			var held []net.Conn
 			for range 10 {
 				conn, err := lab.Client.Dial("tcp", net.JoinHostPort(c.vip, "80"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer conn.Close()
 				if _, err := netns.AskOn(conn); err != nil {
 					t.Fatal(err)
@@ -68,9 +67,7 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 			n.left = true // this test stops it
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 			conn, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.Close()
 			if _, err := netns.AskOn(conn); err != nil {
 				t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -145,9 +146,7 @@ func TestPortIsUsedAgainAtOnce(t *testing.T) {
 			if err := c.(*net.TCPConn).SetLinger(0); err != nil { // it ends by an RST
 				t.Fatal(err)
 			}
-			if err := c.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Close())
 			// The next SYN must not overtake the RST on another CPU.
 			wait.True(t, "the RST has passed", func() bool { return !n.hasOpenFlow() })
 		}
@@ -283,9 +282,7 @@ func TestTableOfAProcessThatIsGone(t *testing.T) {
 		t.Errorf("the table decides until %d, now is %d", until, sys.Monotonic())
 	}
 	held, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer held.Close()
 	n.onLoop(func() { n.loop.Cancel(&n.server.worker.beat) })
 	atomic.StoreUint64(&c.Beat, 0)
@@ -326,9 +323,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	servers := make(map[string]int)
 	for range connections {
 		said, err := lab.Client.Ask("tcp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		servers[said]++
 	}
 	if len(servers) != 2 || max(servers["b1:8080"], servers["b2:8080"]) != connections/2 {
@@ -336,9 +331,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	}
 	openSessions(t, lab, sessions) // at once: none gets the port of an earlier one
 	held, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer held.Close()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
@@ -469,18 +462,14 @@ func TestFlowsThatNobodyWasToldOf(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	// No session is answered: one that has been quiet for a moment would be replaced.
 	server, err := lab.Backends[0].ListenPacket("udp", ":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	n := newNode(t, lab, func(o *Options) { o.MaxFlows = 64 })
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	var held []net.Conn
 	for range 60 {
 		c, err := lab.Client.Dial("udp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		if _, err := c.Write([]byte("who?")); err != nil {
 			t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -12,15 +13,11 @@ import (
 func TestTrial(t *testing.T) {
 	requireRoot(t)
 	k, err := bpf.Open(4, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer k.Close()
 	k.Control.Magic = 1 << bpf.FlowBits
 	for range 2 {
-		if err := try(k, 2); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, try(k, 2))
 	}
 	for i, b := range k.Index.Buckets {
 		if b != (bpf.KernelBucket{}) {
@@ -71,9 +68,7 @@ func TestTry(t *testing.T) {
 		t.Error(err)
 	}
 	for _, file := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := lab.Node.SetSysctl(file, "0"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.SetSysctl(file, "0"))
 	}
 	if err := lab.Node.Do(Try); err != nil {
 		t.Error(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -46,9 +47,7 @@ func TestDatagramsBeforeARefusalAreSentAgain(t *testing.T) {
 func sendInARow(t *testing.T, n *node, to string) {
 	t.Helper()
 	c, err := n.lab.Client.Dial("udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	sent := make(chan bool)
 	n.loop.Post(func() { <-sent })
@@ -86,9 +85,7 @@ func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
 				n.apply(named(fmt.Sprint("s", sessions), svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))))
 				had, before := len(server.Peers()), refused()
 				c, err := lab.Client.Dial("udp", vip+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				sent := false
 				n.onLoop(func() {
@@ -143,9 +140,7 @@ func TestQueuedDatagramIsSentAgainOnce(t *testing.T) {
 		vip := fmt.Sprintf("10.96.0.%d", sessions)
 		n.apply(svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
 		c, err := lab.Client.Dial("udp", vip+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		had := len(server.Peers())
 		n.onLoop(func() {
@@ -181,9 +176,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 			lab := netns.NewLab(t, 2)
 			lab.Backends[1].EchoUDP(t, 8080)
 			silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer silent.Close()
 			root := netns.MountBPF(t)
 			start := func(keep bool) *node {
@@ -197,9 +190,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 			n := start(adopted)
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 			c, err := lab.Client.Dial("udp", vip4+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if _, err := c.Write([]byte("hello")); err != nil {
 				t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // pair returns the two ends of a take-over's connection: the running process's and the next
@@ -22,9 +23,7 @@ func pair(t *testing.T) (running, next *Conn) {
 		t.Skipf("SKIP-NEEDS: %s", c)
 	}
 	o, err := Listen(t.Name(), func() (r Running) { return r })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer o.Close()
 	var failed error
 	dialed := make(chan struct{})
@@ -34,9 +33,7 @@ func pair(t *testing.T) (running, next *Conn) {
 	}()
 	running, err = o.Accept()
 	<-dialed
-	if err := errors.Join(err, failed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, failed))
 	t.Cleanup(func() { _, _ = running.Close(), next.Close() })
 	return running, next
 }
@@ -47,13 +44,9 @@ func sockets(t *testing.T, n int) (list []Socket, at map[string]netip.AddrPort) 
 	at = make(map[string]netip.AddrPort)
 	for i := range n {
 		l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		f, err := l.File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _, _ = f.Close(), l.Close() })
 		name := fmt.Sprintf("socket %d", i)
 		list = append(list, Socket{Name: name, State: "accept", FD: int(f.Fd())})
@@ -74,13 +67,9 @@ func TestAllSocketsArrive(t *testing.T) {
 	given := make(chan error, 1)
 	go func() { given <- running.Give(list, clients) }()
 	taken, theirs, err := next.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer taken.Close()
-	if err := <-given; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-given)
 	if !slices.Equal(theirs, clients) {
 		t.Errorf("%d clients have arrived, want %d in the same order", len(theirs), len(clients))
 	}
@@ -106,20 +95,14 @@ func TestLostDescriptorsAreNoticed(t *testing.T) {
 	list, _ := sockets(t, 100)
 	before := descriptors(t)
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	low := limit
 	low.Cur = uint64(highest(t) + 50)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low))
 	given := make(chan error, 1)
 	go func() { given <- running.Give(list, nil) }()
 	_, _, err := next.Take()
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
 	if err == nil {
 		t.Fatal("all have arrived")
 	}
@@ -149,9 +132,7 @@ func TestEachBatchIsAcknowledged(t *testing.T) {
 		t.Fatalf("given before the first batch was acknowledged: %v", err)
 	default:
 	}
-	if err := next.Send(&Message{Step: StepTaken, Taken: batch - 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.Send(&Message{Step: StepTaken, Taken: batch - 1}))
 	if err := <-given; err == nil {
 		t.Error("a batch that has not arrived whole is taken for given")
 	}
@@ -191,9 +172,7 @@ func TestVersionsFit(t *testing.T) {
 // TestRefusalSaysWhy: the next process learns the reason, and whether it may ask for a stop.
 func TestRefusalSaysWhy(t *testing.T) {
 	running, next := pair(t)
-	if err := running.Send(&Message{Step: StepRefuse, Why: "another mode", Switch: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, running.Send(&Message{Step: StepRefuse, Why: "another mode", Switch: true}))
 	_, err := next.Await(StepWelcome, Patience)
 	var refused *RefusedError
 	if !errors.As(err, &refused) || *refused != (RefusedError{"another mode", true}) {
@@ -216,9 +195,7 @@ func TestNobodyOffers(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return len(list)
 }
 
@@ -226,9 +203,7 @@ func descriptors(t *testing.T) int {
 func highest(t *testing.T) (most int) {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, e := range list {
 		var n int
 		_, _ = fmt.Sscan(e.Name(), &n)
@@ -249,13 +224,9 @@ func FuzzMessage(f *testing.F) {
 			return
 		}
 		text, err := json.Marshal(m)
-		if err != nil {
-			t.Fatalf("%+v: %v", m, err)
-		}
+		must.OKf(t, err, "%+v", m)
 		again, err := parse(text)
-		if err != nil {
-			t.Fatalf("%s: %v", text, err)
-		}
+		must.OKf(t, err, "%s", text)
 		if twice, err := json.Marshal(again); err != nil || string(twice) != string(text) {
 			t.Errorf("%s, and again %s, %v", text, twice, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // arrivals are the connections that a process has received.
@@ -68,9 +69,7 @@ func TestConnectionsMove(t *testing.T) {
 		}
 	}()
 	taken, err := running.Move(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = running.Close()
 	if err := <-done; !errors.Is(err, io.EOF) {
 		t.Errorf("the next process ends with %v, want EOF", err)
@@ -110,9 +109,7 @@ func TestMoveWithoutAcknowledgement(t *testing.T) {
 		t.Fatalf("%+v, %d descriptors, %v", m, len(fds), err)
 	}
 	closeAll(fds)
-	if err := next.Send(&Message{Step: StepTaken, Taken: 5}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.Send(&Message{Step: StepTaken, Taken: 5}))
 	if taken := <-given; slices.Contains(taken, true) {
 		t.Errorf("given: %v", taken)
 	}
@@ -128,14 +125,10 @@ func TestMoveToAFullProcess(t *testing.T) {
 	list := moved(t, 40)
 	before := descriptors(t)
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	low := limit
 	low.Cur = limitFor(t, 30)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low))
 	given := make(chan error, 1)
 	go func() {
 		taken, err := running.Move(list)
@@ -146,9 +139,7 @@ func TestMoveToAFullProcess(t *testing.T) {
 	}()
 	var got arrivals
 	_, err := next.TakeMoved(got.accept, nil)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
 	var stayed *StayedError
 	if !errors.As(err, &stayed) {
 		t.Errorf("%v, want a *StayedError", err)
@@ -177,9 +168,7 @@ func TestGiverEndsWhileConnectionsMove(t *testing.T) {
 			}
 			var got arrivals
 			fds := slices.Concat(list[0].FDs, list[1].FDs)
-			if err := running.send(&Message{Step: StepMoved, Moved: list}, fds); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, running.send(&Message{Step: StepMoved, Moved: list}, fds))
 			if unasked { // before there is an answer
 				_ = running.Close()
 			}
@@ -190,9 +179,7 @@ func TestGiverEndsWhileConnectionsMove(t *testing.T) {
 			}()
 			if unasked {
 			} else if dies { // with the answer unread
-				if err := readable(running); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, readable(running))
 				_ = running.Close()
 			} else if _, err := running.Await(StepTaken, Patience); err != nil {
 				t.Fatal(err)
@@ -220,9 +207,7 @@ func TestUnreadMessageLeavesConnections(t *testing.T) {
 	running, next := pair(t)
 	list := moved(t, 1)
 	list[0].Count = 1 // it has two
-	if err := running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs))
 	var got arrivals
 	var stayed *StayedError
 	if _, err := next.TakeMoved(got.accept, nil); !errors.As(err, &stayed) {
@@ -247,16 +232,12 @@ func TestStopTaking(t *testing.T) {
 				_, err := next.TakeMoved(got.accept, nil)
 				done <- err
 			}()
-			if err := running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs))
 			if _, err := running.Await(StepTaken, Patience); err != nil {
 				t.Fatal(err)
 			}
 			if given {
-				if err := running.Send(&Message{Step: StepYours}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, running.Send(&Message{Step: StepYours}))
 			}
 			next.StopTaking()
 			if err := running.Send(&Message{Step: StepYours}); err == nil {
@@ -297,9 +278,7 @@ func readable(c *Conn) error {
 func limitFor(t *testing.T, more int) uint64 {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	used := make(map[string]bool)
 	for _, e := range list {
 		used[e.Name()] = true

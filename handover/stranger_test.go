@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // askFor is the variable by which a test starts this program as a process that asks for a
@@ -88,9 +89,7 @@ func TestStrangersGetNothing(t *testing.T) {
 	} {
 		t.Run(a.name, func(t *testing.T) {
 			o, err := Listen(t.Name(), func() (r Running) { return r })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer o.Close()
 			said := make(chan string, 1)
 			go func() { said <- a.ask(t, t.Name()) }()
@@ -110,9 +109,7 @@ func TestStrangersGetNothing(t *testing.T) {
 	}
 	t.Run("another network namespace", func(t *testing.T) {
 		o, err := Listen(t.Name(), func() (r Running) { return r })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer o.Close()
 		a := asker{name: t.Name(), attributes: syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}}
 		if said := a.ask(t, t.Name()); !strings.Contains(said, ErrNobody.Error()) {
@@ -126,18 +123,14 @@ func TestStrangersGetNothing(t *testing.T) {
 func TestUnseenProcessProvesItself(t *testing.T) {
 	needsRoot(t)
 	o, err := Listen(t.Name(), func() (r Running) { return r })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer o.Close()
 	said := make(chan string, 1)
 	a := asker{name: "next", attributes: syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}}
 	go func() { said <- a.ask(t, t.Name()) }()
 	_ = o.listener.SetDeadline(time.Now().Add(time.Minute))
 	c, err := o.Accept()
-	if err != nil {
-		t.Fatalf("accepted: %v", err)
-	}
+	must.OKf(t, err, "accepted")
 	_ = c.Close()
 	if text := <-said; !strings.Contains(text, "EOF") { // it has believed this process
 		t.Errorf("it says %q", text)
@@ -149,27 +142,19 @@ func TestUnseenProcessProvesItself(t *testing.T) {
 func TestProofOfAnotherConnection(t *testing.T) {
 	needsRoot(t)
 	l, err := net.ListenUnix(network, address(t.Name()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	dial := func() (*Conn, *Conn) {
 		t.Helper()
 		near, err := connect(t.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		far, err := l.AcceptUnix()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 		return &Conn{unix: near}, &Conn{unix: far}
 	}
 	victim, thief := dial()
-	if err := victim.prove(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, victim.prove(nil))
 	_, stolen, err := thief.receive(Patience)
 	if err != nil || len(stolen) != 1 {
 		t.Fatalf("%d descriptors, %v", len(stolen), err)

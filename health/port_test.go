@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -108,9 +109,7 @@ func at(port uint16) string { return net.JoinHostPort(home, fmt.Sprint(port)) }
 // freePort returns a currently unused port.
 func freePort(t *testing.T) uint16 {
 	l, err := net.Listen("tcp4", home+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
@@ -120,18 +119,12 @@ var client = &http.Client{Timeout: wait.Patience, Transport: &http.Transport{Dis
 func (w *world) ask(method string, port uint16, path string) (*http.Response, string) {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+at(port)+path, nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	resp, err := client.Do(req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	return resp, string(body)
 }
 
@@ -229,9 +222,7 @@ func TestServicePortKept(t *testing.T) {
 	var local string
 	for n := range 3 {
 		resp, err := keep.Get("http://" + at(port) + "/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 		p := w.server.ports[portKey{service.Name{Namespace: "shop", Name: "web"}, service.IPv4}]
@@ -262,9 +253,7 @@ func TestServicePortSwap(t *testing.T) {
 // reported once, counted, and opened when it is free.
 func TestServicePortTaken(t *testing.T) {
 	taken, err := net.Listen("tcp4", home+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	port := taken.Addr().(*net.TCPAddr).AddrPort().Port()
 	tried := make(chan error, 100)
 	w := newWorld(t, Options{Retry: time.Millisecond, Listen: func(network, address string) (net.Listener, error) {
@@ -281,9 +270,7 @@ func TestServicePortTaken(t *testing.T) {
 	if got := w.server.Stats(); got.PortFailures < 2 || got.Ports != 0 {
 		t.Errorf("A6.6: %+v", got)
 	}
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Close())
 	for <-tried != nil {
 	}
 	w.check("A6.6 free at last", port, 200, 1, true)
@@ -339,9 +326,7 @@ func TestServicePortAddresses(t *testing.T) {
 // TestProxyAddress shows A7.7: an address that is taken is tried again.
 func TestProxyAddress(t *testing.T) {
 	taken, err := net.Listen("tcp4", home+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tried := make(chan error, 100)
 	w := newWorld(t, Options{Address: taken.Addr().String(), Retry: time.Millisecond, Listen: func(network, address string) (net.Listener, error) {
 		l, err := listen(network, address)
@@ -351,9 +336,7 @@ func TestProxyAddress(t *testing.T) {
 	if err := <-tried; !errors.Is(err, syscall.EADDRINUSE) {
 		t.Fatal(err)
 	}
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Close())
 	for <-tried != nil {
 	}
 	resp, _ := w.ask("GET", taken.Addr().(*net.TCPAddr).AddrPort().Port(), "/livez")

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // fakeRedirector keeps plans in memory, and refuses invalid ones as others do.
@@ -147,9 +148,7 @@ func newPlane(t testing.TB, change func(*plane, *Options)) *plane {
 		DataPaths: []DataPath{p.tcp, p.udp},
 	}
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o.Loops = []*poll.Loop{loop}
 	ran := make(chan error, 1)
 	go func() { ran <- loop.Run() }()
@@ -172,9 +171,7 @@ func (p *plane) apply(c service.Change) {
 	if p.host != nil {
 		p.policy.NodeAddresses = p.host
 	}
-	if err := p.manager.Apply(policy.Compile(p.manager.table.Load(), p.store.Apply(c), p.policy)); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.manager.Apply(policy.Compile(p.manager.table.Load(), p.store.Apply(c), p.policy)))
 }
 
 // pass lets the grace period end.

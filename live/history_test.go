@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -56,9 +57,7 @@ func ask(t *testing.T, h *History, q Question) *Window {
 		q.Limit = 100
 	}
 	w, err := h.Read(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return w
 }
 
@@ -185,9 +184,7 @@ func TestHistoryLastsWhileSomebodyAsks(t *testing.T) {
 func TestHistoryMeasures(t *testing.T) {
 	w := newWorld(t, 1)
 	h, err := NewHistory(w.view, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got := ask(t, h, Question{}); len(got.Intervals) != 0 {
 		t.Errorf("%d intervals at once", len(got.Intervals))
 	}

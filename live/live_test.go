@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/live/filter"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // world is a table of connections on running loops.
@@ -31,9 +32,7 @@ func newWorld(t testing.TB, loops int) *world {
 	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
 	for range loops {
 		l, err := poll.New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		w.loops = append(w.loops, l)
 		go func() { _ = l.Run() }()
 		t.Cleanup(l.Stop)
@@ -64,9 +63,7 @@ func client(n int) netip.AddrPort {
 func parse(t testing.TB, text string) *filter.Filter {
 	t.Helper()
 	f, err := filter.Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return f
 }
 
@@ -90,9 +87,7 @@ func TestPagesAgainstModel(t *testing.T) {
 		}
 		down := []string{"", "-"}[i%2]
 		order, err := ParseOrder(down + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		f := parse(t, "attempts>0 bytes>3")
 		var want []uint64
 		model := slices.DeleteFunc(slices.Clone(all), func(r *conntrack.Record) bool { return !f.Match(r) })
@@ -103,9 +98,7 @@ func TestPagesAgainstModel(t *testing.T) {
 		var got []uint64
 		for offset := 0; ; offset += 300 {
 			page, err := w.view.Page(context.Background(), Wanted{Filter: f, Order: order, Offset: offset, Limit: 300})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if page.Open != len(all) || page.Matched != len(want) {
 				t.Fatalf("%d open and %d match, want %d and %d", page.Open, page.Matched, len(all), len(want))
 			}
@@ -128,9 +121,7 @@ func TestPagesAgainstModel(t *testing.T) {
 // A page allocates for its rows, however many connections are open.
 func TestPageAllocatesForWhatItReturns(t *testing.T) {
 	order, err := ParseOrder("-bytes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	allocated := func(open int) uint64 {
 		w := newWorld(t, 1)
 		w.on(0, func(s *conntrack.Shard) {
@@ -181,16 +172,12 @@ func countsOnce(t *testing.T) bool {
 		old.BytesFromClient = 1 << 40
 	})
 	m, err := w.view.Meter(MeterOptions{Filter: parse(t, "service=web"), By: ByService | ByEndpoint, Interval: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer m.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	last, err := m.Next(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w.on(1, func(s *conntrack.Shard) {
 		now := poll.Nanotime()
 		for i := range 10 {
@@ -226,9 +213,7 @@ func countsOnce(t *testing.T) bool {
 			return false
 		}
 		last = f
-		if err := f.Sort("name"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Sort("name"))
 		for _, g := range f.Groups {
 			if g.Key.Service != web.Name {
 				t.Fatalf("a group of %v", g.Key)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/filter"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // asked is a connection whose transport can be asked.
@@ -44,13 +45,9 @@ func TestTransportIsAskedWhenNeeded(t *testing.T) {
 	}
 	page := func(text, sort string, transport bool) *Page {
 		order, err := ParseOrder(sort)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p, err := w.view.Page(context.Background(), Wanted{Filter: parse(t, text), Order: order, Limit: 10, Transport: transport})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return p
 	}
 	if p := page("", "-bytes", false); times.Load() != 0 || p.Records[0].Transport() != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -73,9 +74,7 @@ func (p *play) move(t *testing.T) {
 		fds = append(fds, fd)
 	}
 	said, err := json.Marshal(&m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.shared, p.left = true, 0
 	p.worker.Given(p.link, &m)
 	p.shared = false
@@ -83,12 +82,8 @@ func (p *play) move(t *testing.T) {
 		t.Fatalf("left: %d descriptors, %d links, %d bytes", len(p.socks)-p.left, p.worker.stats.Open, p.relay.Held())
 	}
 	var arrived Moved
-	if err := json.Unmarshal(said, &arrived); err != nil {
-		t.Fatal(err)
-	}
-	if err := arrived.SetFDs(fds); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(said, &arrived))
+	must.OK(t, arrived.SetFDs(fds))
 	p.worker = p.relay.newWorker(p.fake)
 	p.worker.Attach(p.link, &arrived, p)
 }
@@ -97,9 +92,7 @@ func (p *play) move(t *testing.T) {
 func duplicate(t *testing.T, fd int) int {
 	t.Helper()
 	fd, err := syscall.Dup(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return fd
 }
 
@@ -107,9 +100,7 @@ func duplicate(t *testing.T, fd int) int {
 func TestMovedThatMakesNoSense(t *testing.T) {
 	held := func(bytes int) []int {
 		fd, err := sys.WriteMemoryFile(make([]byte, bytes))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { sys.Close(fd) })
 		return []int{10, 11, fd}
 	}

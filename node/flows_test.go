@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -69,9 +70,7 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 		return nil
 	}
 	p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, stop := run(t, p)
 	defer stop()
 	defer verify() // before the stop, which waits for it
@@ -80,9 +79,7 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 		t.Errorf("the status says that all is relayed as %q", why)
 	}
 	u, err := net.Dial("udp", "10.96.0.11:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer u.Close()
 	ask := func() error {
 		b := make([]byte, 100)
@@ -118,9 +115,7 @@ func TestFlowsThatDoNotStart(t *testing.T) {
 	c := config(t, webManifest)
 	c.DataPath, c.beforeFlows = AutoPath, func() error { return errors.New(trouble) }
 	p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, stop := run(t, p)
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
 	wait.True(t, "the status says why", func() bool { return settled(t, p, conntrack.Relayed) == trouble })

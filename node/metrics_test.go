@@ -19,15 +19,14 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // everyMetric returns a registry with all metrics that there can be.
 func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := conntrack.NewTable(conntrack.Options{})
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
 		counters := table.Counters(service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: protocol})
@@ -72,17 +71,13 @@ var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy|rest_c
 func TestDocumentedMetrics(t *testing.T) {
 	const path = "../docs/metrics.md"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	documented := map[string]string{}
 	for _, m := range documentedMetric.FindAllStringSubmatch(string(text), -1) {
 		documented[m[1]] = m[2] + " " + strings.TrimSpace(m[3])
 	}
 	families, err := everyMetric(t).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range families {
 		name := f.GetName()
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
@@ -121,22 +116,16 @@ func TestDocumentedMetrics(t *testing.T) {
 // The dashboard asks for metrics that there are, with labels that they have.
 func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 	text, err := os.ReadFile("../deploy/grafana/sluice.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &dashboard))
 	families, err := everyMetric(t).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	labels := map[string][]string{}
 	for _, f := range families {
 		labels[f.GetName()] = nil
@@ -172,9 +161,7 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 // metrics looks at. kube-proxy's own name for a gauge is the exception.
 func TestMetricsAreWellNamed(t *testing.T) {
 	problems, err := testutil.GatherAndLint(everyMetric(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, p := range problems {
 		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
 			t.Errorf("%s: %s", p.Metric, p.Text)

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -49,9 +50,7 @@ endpoints: [{addresses: [192.0.2.1], nodeName: node}]
 func config(t *testing.T, manifest string) Config {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(manifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(manifest), 0o600))
 	return Config{
 		Version: "test", Workers: 1, AdminSocket: Off,
 		Source:    Source{Manifests: dir, MaxManifestSize: manifests.DefaultMaxFileSize},
@@ -80,17 +79,11 @@ func inOwnNamespace(t *testing.T) bool {
 		return false
 	}
 	host, err := scratch.Own("host")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(host.Close)
-	if err := errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), host.Up("lo"), host.AddAddresses("lo", netip.MustParsePrefix("192.0.2.1/32"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), host.Up("lo"), host.AddAddresses("lo", netip.MustParsePrefix("192.0.2.1/32"))))
 	l, err := net.Listen("tcp", "192.0.2.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -103,9 +96,7 @@ func inOwnNamespace(t *testing.T) bool {
 		}
 	}()
 	u, err := net.ListenPacket("udp", "192.0.2.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = u.Close() })
 	go func() {
 		b := make([]byte, 100)
@@ -161,9 +152,7 @@ func TestProxyInTheProcess(t *testing.T) {
 		return
 	}
 	p, err := New(config(t, webManifest), zerolog.New(zerolog.NewTestWriter(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, stop := run(t, p)
 	defer stop()
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func tcp(s string) service.Destination {
@@ -341,9 +342,7 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 		}
 	}
 	begin := cpuTime(t)
-	if err := plan.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plan.Validate())
 	if took := cpuTime(t) - begin; took > 15*time.Second {
 		t.Errorf("%d ranges took %v", plan.Local.Len(), took)
 	}
@@ -357,9 +356,7 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano())
 }
 

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -32,9 +33,7 @@ func TestOneProxyInANetworkNamespace(t *testing.T) {
 		return l, err
 	}
 	first, err := lock(a, "sluice")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var locked *LockedError
 	if _, err := lock(a, "sluice"); !errors.As(err, &locked) || locked.PID != os.Getpid() {
 		t.Errorf("second one: got %v, want an error that names process %d", err, os.Getpid())
@@ -50,13 +49,9 @@ func TestOneProxyInANetworkNamespace(t *testing.T) {
 		}
 		defer l.Release()
 	}
-	if err := first.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.Release())
 	again, err := lock(a, "sluice")
-	if err != nil {
-		t.Fatalf("after the release: %v", err)
-	}
+	must.OKf(t, err, "after the release")
 	_ = again.Release()
 }
 
@@ -69,9 +64,7 @@ func TestSquatterDoesNotHoldTheLock(t *testing.T) {
 	squat.Env = append(os.Environ(), squatting+"=1")
 	squat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
 	ready, err := squat.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := node.Do(squat.Start); err != nil {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The benchmarks run clients, proxy and endpoints in one process over loopback:
@@ -81,9 +82,7 @@ func each(b *testing.B, serve func(*net.TCPConn), f func(b *testing.B, addr neti
 
 func dialBench(b *testing.B, addr netip.AddrPort) *net.TCPConn {
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(addr))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	return c
 }
 
@@ -205,9 +204,7 @@ func perOp(b *testing.B, calls uint64) {
 // starting and ending it costs beside the system calls.
 func BenchmarkIdleLink(b *testing.B) {
 	f, err := newNowhere()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
 	r.kernel = f.kernel()
@@ -224,9 +221,7 @@ func BenchmarkIdleLink(b *testing.B) {
 // everything but the system calls.
 func BenchmarkHandle(b *testing.B) {
 	f, err := newNowhere()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
 	r.kernel = f.kernel()

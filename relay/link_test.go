@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -186,9 +187,7 @@ func TestReset(t *testing.T) {
 func acknowledged(t *testing.T, c *net.TCPConn) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	wait.True(t, "all bytes are acknowledged", func() bool {
 		left := -1
 		if e := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); e != nil || err != nil {
@@ -250,18 +249,14 @@ func TestUrgentByte(t *testing.T) {
 				flags = unix.MSG_OOB
 			}
 			raw, err := c.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for len(part) > 0 {
 				var n int
 				raw.Write(func(fd uintptr) bool {
 					n, err = unix.SendmsgN(int(fd), part, nil, nil, flags)
 					return err != unix.EAGAIN
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				part = part[n:]
 			}
 		}
@@ -412,9 +407,7 @@ func TestIdleLinks(t *testing.T) {
 func TestIdleMemory(t *testing.T) {
 	const links = 10_000
 	f, err := newNowhere()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: time.Hour})
 	r.kernel = f.kernel()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -183,9 +184,7 @@ func (p *play) move(t *testing.T) {
 	}
 	fds := m.FDs(nil)
 	said, err := json.Marshal(&m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.shared, p.left = true, 0
 	p.worker.Given(p.link)
 	p.shared = false
@@ -193,12 +192,8 @@ func (p *play) move(t *testing.T) {
 		t.Fatalf("%d of %d descriptors are closed, %d links", p.left, len(fds), p.worker.stats.Open)
 	}
 	var arrived Moved
-	if err := json.Unmarshal(said, &arrived); err != nil {
-		t.Fatal(err)
-	}
-	if err := arrived.SetFDs(fds); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(said, &arrived))
+	must.OK(t, arrived.SetFDs(fds))
 	p.link = new(Link)
 	p.worker.Attach(p.link, &arrived, p)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -34,21 +35,15 @@ func (p *probeLab) LinkEnded(_ *Link, end End) { p.end = end }
 func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 	t.Helper()
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(loop.Stop)
 	p := &probeLab{worker: New(Config{}).NewWorker(loop)}
 	listener, err := sys.ListenTCP(loopback, sys.ListenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer sys.Close(listener)
 	addr, _ := sys.LocalAddr(listener)
 	c, err := net.Dial("tcp", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	p.client = c.(*net.TCPConn)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // proxy is the least that makes a proxy of a relay: it accepts on each loop and
@@ -64,9 +65,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 	p.addr, _ = sys.LocalAddr(p.listener)
 	for range loops {
 		loop, err := poll.New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ln := &accepter{p: p, loop: loop, worker: p.relay.NewWorker(loop), conns: map[*conn]struct{}{}}
 		if _, err := loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln); err != nil {
 			t.Fatal(err)
@@ -204,9 +203,7 @@ func (p *proxy) waits() (n uint64) {
 func (p *proxy) dial() *net.TCPConn {
 	p.t.Helper()
 	c, err := net.Dial("tcp", p.addr.String())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(60 * time.Second))
 	return c.(*net.TCPConn)
@@ -249,9 +246,7 @@ func backend(t testing.TB, f func(*net.TCPConn)) netip.AddrPort {
 func backendOn(t testing.TB, addr string, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
 	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -292,9 +287,7 @@ func noLeak(t *testing.T) {
 	t.Helper()
 	// What Go's own network code opens once, and keeps.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = l.Close()
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
@@ -310,8 +303,6 @@ func noLeak(t *testing.T) {
 
 func openFiles(t testing.TB) int {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return len(list)
 }

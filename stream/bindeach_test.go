@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -29,9 +30,7 @@ func byRoutes(t *testing.T, lab *netns.Lab, o *setup) *steering.Counted {
 		Routes:     route.Options{NetNS: lab.Node.FD(), NodeIPs: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}},
 		ReplyPorts: [2]uint16{61000, 65534},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := o.Redirector.(*spy)
 	_ = s.Close()
 	counted := &steering.Counted{Redirector: r}
@@ -97,9 +96,7 @@ func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
 	var held []net.Conn
 	for i, change := range []service.Change{four, six} {
 		whole := netip.PrefixFrom(external[i], external[i].BitLen())
-		if err := lab.Node.AddAddr("client", whole); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddAddr("client", whole))
 		change.Services[0].Spec.ExternalIPs = []string{external[i].String()}
 		n.apply(change)
 		c := n.dial(netip.AddrPortFrom(external[i], 80).String())
@@ -107,22 +104,16 @@ func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
 		held = append(held, c)
 	}
 	link, err := lab.Node.Netlink().LinkByName("client")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, a := range external {
 		bits := a.BitLen()
-		if err := lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}}))
 	}
 	own = nil
 	n.maintain()
 	for i, a := range external {
 		c, err := lab.Client.Dialer(&net.Dialer{Timeout: patience}, "tcp", netip.AddrPortFrom(a, 80).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = c.SetDeadline(time.Now().Add(patience))
 		name(t, c)
 		_ = c.Close()

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -191,9 +192,7 @@ func TestA315_ConflictIsReportedAndRetried(t *testing.T) {
 	n := newNode(t, lab, options)
 	n.policy.LocalhostNodePorts = true
 	other, err := lab.Node.Listen("tcp", ":30080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.apply(nodePort(web("web", "10.96.0.1", n.echo(0, 8080)), 30080))
 	for range 3 {
 		n.maintain()
@@ -276,9 +275,7 @@ func TestExternalIPComesToTheNodeAndGoes(t *testing.T) {
 	if target, _ := n.steer.plan.Steer.Get(dst); !n.steer.plan.NonLocal.Has(vip) || target.Port == 0 || target.FD == 0 {
 		t.Errorf("A3.13: foreign %v, steer %v", n.steer.plan.NonLocal, n.steer.plan.Steer)
 	}
-	if err := lab.Node.AddAddr("lo", netip.PrefixFrom(vip, 32)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddAddr("lo", netip.PrefixFrom(vip, 32)))
 	mu.Lock()
 	host = append(host, vip)
 	mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -26,12 +27,10 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 	} {
 		at := netip.AddrPortFrom(family.endpoint, 8080)
 		var server int
-		if err := lab.Backends[0].Do(func() (err error) {
+		must.OK(t, lab.Backends[0].Do(func() (err error) {
 			server, err = sys.ListenTCP(at, sys.ListenOptions{})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer sys.Close(server)
 		n.apply(web("web", family.vip, at))
 		for sent, want := range map[int]uint8{0: 0, 0xb8: 0xb8, 0x28: 0x28} {
@@ -43,9 +42,7 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 				return err
 			}}
 			c, err := lab.Client.Dialer(&d, "tcp", net.JoinHostPort(family.vip, "80"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var fd int
 			wait.True(t, "the connection reaches the endpoint", func() bool {
 				var e sys.Errno

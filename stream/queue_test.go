@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -37,9 +38,7 @@ func ask(t *testing.T, c *net.TCPConn) {
 	if _, err := io.WriteString(c, "a question\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.CloseWrite())
 }
 
 // answered reads the answer of n.echo to ask, to its end.
@@ -278,9 +277,7 @@ func TestHeldConnectionsQueue(t *testing.T) {
 // more at the Service's limit, and each port comes round. One that has its turn keeps its place.
 func TestTurns(t *testing.T) {
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		loop.Stop()
 		if err := loop.Run(); err != nil {

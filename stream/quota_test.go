@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -186,9 +187,7 @@ func TestServiceGoesWhileItsConnectionsWait(t *testing.T) {
 		n.apply(gone("dead", 1))
 		n.pass()
 		// The endpoint refuses now: what waits for it would go on.
-		if err := backend.AddAddr("eth0", dead); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, backend.AddAddr("eth0", dead))
 		wait.True(t, "all have ended", func() bool { return ended.Load() == 8 && n.server.Stats().Open == 0 })
 		c := n.dial("10.96.0.2:80")
 		name(t, c)
@@ -198,8 +197,6 @@ func TestServiceGoesWhileItsConnectionsWait(t *testing.T) {
 		if err == nil {
 			err = backend.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: dead.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 	"github.com/sluice-proxy/sluice/upstream"
@@ -133,9 +134,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	var running sync.WaitGroup
 	for range loops {
 		loop, err := poll.New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		shares = append(shares, Loop{Poll: loop, Relay: r.NewWorker(loop)})
 		polls = append(polls, loop)
 		running.Add(1)
@@ -147,9 +146,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 		}()
 	}
 	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.steer = &spy{Redirector: steer}
 	o := setup{
 		Config: Config{
@@ -170,12 +167,10 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	}
 	traits := o.Redirector.Traits()
 	var rules *upstream.Rules
-	if err := lab.Node.Do(func() error {
+	must.OK(t, lab.Node.Do(func() error {
 		rules = upstream.New(traits, nil, o.Logger) // which asks for the node's range of local ports
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	n.server = New(Options{Config: o.Config, Loops: shares, Table: n.table, Traits: traits, Upstream: rules, Clock: o.Clock, Logger: o.Logger})
 	o.Options.Descriptors = n.server
 	udp := datagram.New(datagram.Options{
@@ -224,9 +219,7 @@ func (n *node) apply(c service.Change) {
 	err := n.lab.Node.Do(func() error {
 		return n.manager.Apply(policy.Compile(n.server.state.Load().table, n.store.Apply(c), n.policy))
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 }
 
 // web gives a Service on port 80 and the slice of its endpoints.
@@ -280,9 +273,7 @@ func (n *node) silent() netip.AddrPort {
 func (n *node) dial(address string) *net.TCPConn {
 	n.t.Helper()
 	c, err := n.lab.Client.Dial("tcp", address)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	n.t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c.(*net.TCPConn)
@@ -292,9 +283,7 @@ func (n *node) dial(address string) *net.TCPConn {
 func name(t *testing.T, c net.Conn) string {
 	t.Helper()
 	got, err := netns.AskOn(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return got
 }
 

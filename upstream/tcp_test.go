@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // fakeDial answers connects by the local address that they have.
@@ -113,9 +114,7 @@ func TestPortsInTimeWait(t *testing.T) {
 	for _, on := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(on, func(t *testing.T) {
 			l, err := net.Listen("tcp", on)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer l.Close()
 			go func() {
 				for {
@@ -140,9 +139,7 @@ func TestPortsInTimeWait(t *testing.T) {
 					t.Fatalf("port of %s was not chosen here", local)
 				}
 				// From here on calls wait.
-				if err := syscall.SetNonblock(fd, false); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, syscall.SetNonblock(fd, false))
 				if _, err := syscall.Write(fd, []byte("hello")); err != nil {
 					t.Fatal(err)
 				}
@@ -161,9 +158,7 @@ func TestPortsInTimeWait(t *testing.T) {
 			}
 			for range 100 {
 				fd := connect()
-				if err := syscall.Shutdown(fd, syscall.SHUT_WR); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, syscall.Shutdown(fd, syscall.SHUT_WR))
 				if got := read(fd); got != "hello" {
 					t.Fatal(got)
 				}

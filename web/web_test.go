@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // echo answers with what it was asked.
@@ -30,9 +31,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 func page(t *testing.T, o Options) *httptest.Server {
 	t.Helper()
 	h, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := httptest.NewServer(h)
 	t.Cleanup(s.CloseClientConnections)
 	return s
@@ -42,9 +41,7 @@ func page(t *testing.T, o Options) *httptest.Server {
 func ask(t *testing.T, s *httptest.Server, method, path string, headers ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 		if headers[i] == "Host" {
@@ -52,14 +49,10 @@ func ask(t *testing.T, s *httptest.Server, method, path string, headers ...strin
 		}
 	}
 	resp, err := s.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return resp, string(body)
 }
 
@@ -152,9 +145,7 @@ func TestPolicy(t *testing.T) {
 // The files hold to the policy, and name only files that are there and this server.
 func TestAssets(t *testing.T) {
 	files, err := newAssets()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	inline := regexp.MustCompile(`(?i)<script>|<style|\sstyle=|\son[a-z]+\s*=\s*"|javascript:`)
 	markup := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bDOMParser|createContextualFragment|srcdoc`)
 	elsewhere := regexp.MustCompile(`(https?:)?//[a-z0-9.-]+\.[a-z]{2,}`)
@@ -181,9 +172,7 @@ func TestAssets(t *testing.T) {
 // The page has words for ends that exist.
 func TestEnds(t *testing.T) {
 	files, err := newAssets()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, table, _ := strings.Cut(string(files["/js/format.js"].data), "const ends = {")
 	table, _, _ = strings.Cut(table, "}")
 	known := make(map[string]bool)
@@ -216,13 +205,9 @@ func TestForward(t *testing.T) {
 		_, _ = fmt.Fprint(w, r.Host, " ", r.URL, " ", len(r.Header["Cookie"])+len(r.Header["X-Forwarded-For"]), " ", r.Header.Get("Sluice-Read-Only"))
 	})
 	admin, err := socket.Listen(name, mux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s, err := Listen("127.0.0.1:0", Options{API: Forward(client.Transport(name))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- admin.Serve(ctx) }()
@@ -239,14 +224,10 @@ func TestForward(t *testing.T) {
 	defer cancel()
 	get := func(path string) *http.Response {
 		r, err := http.NewRequestWithContext(limited, http.MethodGet, s.URL()+path, strings.NewReader("a body"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		r.Header.Set("Cookie", "a=b")
 		resp, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		return resp
 	}
@@ -276,16 +257,12 @@ func TestForward(t *testing.T) {
 // WCAG 2.1 asks of small text (AA).
 func TestContrast(t *testing.T) {
 	files, err := newAssets()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	luminance := func(hex string) float64 {
 		var rgb [3]float64
 		for i := range rgb {
 			n, err := strconv.ParseUint(hex[2*i:2*i+2], 16, 8)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if rgb[i] = float64(n) / 255; rgb[i] <= 0.03928 {
 				rgb[i] /= 12.92
 			} else {

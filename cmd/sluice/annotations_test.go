@@ -9,15 +9,14 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestAnnotationsAreDocumented compares the annotations that are known with the table
 // of docs/configuration.md.
 func TestAnnotationsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var documented []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `sluice.dev/([a-z-]+)` \\|").FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, m[1])
@@ -55,9 +54,7 @@ func TestManifestsAnnotationsAreChecked(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		manifest := "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations:\n    sluice.dev/" + annotation + "\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
-		if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifest), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifest), 0o600))
 		_, warnings, err := runCommand("", "explain", "--manifests", dir, "--from", "192.0.2.1", "--to", "10.96.0.1:80")
 		if err != nil || (want == "") != (warnings == "") || !strings.Contains(warnings, want) || want != "" && !strings.Contains(warnings, "a.yaml:6: Service default/web: ") {
 			t.Errorf("%s: %v, %s, want %q", annotation, err, warnings, want)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // mistake is an entry of testdata/mistakes.txt.
@@ -23,9 +24,7 @@ type mistake struct {
 func readMistakes(t *testing.T) (list []mistake) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/mistakes.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, entry := range strings.Split(string(text), "\n== ")[1:] {
 		name, rest, _ := strings.Cut(entry, "\n")
 		m := mistake{name: name, files: make(map[string]string)}
@@ -56,9 +55,7 @@ func check(t *testing.T, dir string, args ...string) (string, error) {
 // file, and with the text of the golden file.
 func TestCheck(t *testing.T) {
 	golden, err := filepath.Abs("testdata/mistakes.golden")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all strings.Builder
 	mistakes := readMistakes(t)
 	for _, m := range mistakes {
@@ -66,9 +63,7 @@ func TestCheck(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			dir := t.TempDir()
 			for file, text := range m.files {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 			}
 			out, err := check(t, dir, ".")
 			all.WriteString(out)
@@ -98,9 +93,7 @@ func TestCheck(t *testing.T) {
 func TestCheckOutput(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	if _, err := check(t, dir, dir); err == nil || !strings.Contains(err.Error(), "there are no manifests") {
 		t.Errorf("an empty directory: %v", err)
@@ -124,9 +117,7 @@ func TestCheckOutput(t *testing.T) {
 		Files, Services, Errors, Warnings int
 		Findings                          []manifests.Finding
 	}
-	if err := json.Unmarshal([]byte(out), &report); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(out), &report))
 	if report.Files != 2 || report.Services != 1 || report.Errors != 1 || report.Warnings != 1 || len(report.Findings) != 2 {
 		t.Errorf("%+v", report)
 	}

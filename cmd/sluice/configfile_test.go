@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A ConfigMap's files change by exchanging a folder behind a symlink.
@@ -21,24 +22,14 @@ func TestWatchFile(t *testing.T) {
 	dir := t.TempDir()
 	put := func(folder, text string) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Join(dir, folder), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(folder, filepath.Join(dir, "..next")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Join(dir, folder), 0o700))
+		must.OK(t, os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600))
+		must.OK(t, os.Symlink(folder, filepath.Join(dir, "..next")))
+		must.OK(t, os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")))
 	}
 	put("..1", "a")
 	path := filepath.Join(dir, "config.conf")
-	if err := os.Symlink("..data/config.conf", path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink("..data/config.conf", path))
 	w, ended := watch(t, path, "a", nil)
 	put("..2", "a") // the same again is no change
 	for i := 0; ; i++ {
@@ -66,9 +57,7 @@ func watch(t *testing.T, path, content string, looks <-chan time.Time) (w *fileW
 // A change while the program begins, after it has read the file, is a change.
 func TestFileThatHasChangedSinceItWasRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.conf")
-	if err := os.WriteFile(path, []byte("b"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("b"), 0o600))
 	if _, ended := watch(t, path, "a", nil); <-ended != errChanged {
 		t.Error("it is not seen")
 	}
@@ -83,19 +72,13 @@ func TestFileWithoutEvents(t *testing.T) {
 		path := filepath.Join(folder, "config.conf")
 		if in == "elsewhere" {
 			path = filepath.Join(t.TempDir(), "config.conf")
-			if err := os.Symlink(filepath.Join(folder, "config.conf"), path); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Symlink(filepath.Join(folder, "config.conf"), path))
 		}
 		looks := make(chan time.Time)
 		_, ended := watch(t, path, "a", looks)
 		looks <- time.Now() // there is no file: this is no change, and no reason to end
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, "config.conf"), []byte("b"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(folder, 0o700))
+		must.OK(t, os.WriteFile(filepath.Join(folder, "config.conf"), []byte("b"), 0o600))
 		var err error
 		select {
 		case looks <- time.Now():
@@ -129,9 +112,7 @@ func TestFlagsAreGivenAgain(t *testing.T) {
 				err = errors.Join(err, cmd.Flags().Set(f[0], f[1]))
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		o.given, o.flags = given, cmd.Flags()
 		out := o.values()
 		cmd.Flags().Visit(func(f *pflag.Flag) { out["given "+f.Name] = "yes" })
@@ -154,13 +135,9 @@ func TestFlagsAreGivenAgain(t *testing.T) {
 func configured(t *testing.T, text string) *runOptions {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.conf")
-	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600))
 	o, err := runFlags(t, "--config="+file, "--hostname-override=n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return o
 }
 

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -67,14 +69,10 @@ func TestExplainText(t *testing.T) {
 func compareGolden(t *testing.T, golden, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got != string(want) {
 		t.Errorf("%s: got\n%s\nwant\n%s", filepath.Base(golden), got, want)
 	}
@@ -93,9 +91,7 @@ func TestExplainJSON(t *testing.T) {
 		t.Errorf("-f -: %v\ngot  %s\nwant %s", err, got, want)
 	}
 	file := filepath.Join(t.TempDir(), "questions")
-	if err := os.WriteFile(file, []byte("x\n"+`{"from":"203.0.113.9","to":"192.0.2.10:80"}`+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("x\n"+`{"from":"203.0.113.9","to":"192.0.2.10:80"}`+"\n"), 0o644))
 	got, _, err = runCommand("", explainArgs("-f", file)...)
 	if err == nil || !strings.HasPrefix(err.Error(), "1 of 2 lines are no questions; the first: line 1: ") || !strings.HasSuffix(got, want) {
 		t.Errorf("-f with a bad line: %v\n%s", err, got)
@@ -119,9 +115,7 @@ func TestExplainServiceProxyName(t *testing.T) {
 // part: only --node-ip and Node objects say what the node's own are.
 func TestExplainIsReproducible(t *testing.T) {
 	host, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, found := range host {
 		a := netip.MustParsePrefix(found.String()).Addr()
 		if a.IsLoopback() || !a.Is4() {

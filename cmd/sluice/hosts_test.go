@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The Services of kubelet's own test of its variables (TestFromServices in pkg/kubelet/envvars),
@@ -73,9 +75,7 @@ fd00:10:96::7 super-ipv6.default.svc.example.org super-ipv6.default.svc super-ip
 // TestHostsAndEnv prints names and variables of Services with fixed addresses.
 func TestHostsAndEnv(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(envServices), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(envServices), 0o600))
 	for _, row := range []struct{ args, want string }{
 		{"env " + dir, envWant},
 		{"env -n shop " + dir + "/a.yaml", "REDIS_MASTER_SERVICE_HOST=10.96.1.3\n"},
@@ -86,9 +86,7 @@ func TestHostsAndEnv(t *testing.T) {
 			t.Errorf("%s: %v\n%s\nwant\n%s", row.args, err, got, row.want)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {ports: [{port: 0}]}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {ports: [{port: 0}]}\n"), 0o600))
 	for _, args := range []string{"env", "hosts", "env " + dir, "hosts " + dir, "env -n A " + dir, "hosts --dns-zone a..b " + dir, "hosts " + dir + "/none"} {
 		if got, _, err := runCommand("", strings.Fields(args)...); err == nil || got != "" {
 			t.Errorf("%s: %v %s", args, err, got)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // runFlags returns the options that sluice run has with these arguments, complete
@@ -43,9 +45,7 @@ var kubeProxyFlags = strings.Fields(`--bind-address=0.0.0.0 --bind-address-hard-
 
 func TestKubeProxyFlagsAreAccepted(t *testing.T) {
 	o, err := runFlags(t, kubeProxyFlags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	given := 0
 	for _, f := range o.ignored {
 		if f.given {
@@ -73,9 +73,7 @@ func TestKubeProxyFlagsAreAccepted(t *testing.T) {
 func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nconntrack: {udpTimeout: 7s}\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	for _, test := range []struct {
 		args        string
 		udp, stream time.Duration
@@ -172,13 +170,9 @@ func TestModesOfKubeProxy(t *testing.T) {
 // TestDependenciesAreDocumented compares docs/dependencies.md with go.mod.
 func TestDependenciesAreDocumented(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text, err := os.ReadFile("../../docs/dependencies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var direct, documented []string
 	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(string(mod), -1) {
 		direct = append(direct, m[1])
@@ -201,9 +195,7 @@ func TestExternalIPsThatKubeProxyForbidsStayForbidden(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	config := func(gates string) string {
 		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nfeatureGates: {" + gates + "}\n"
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		return "--config=" + file
 	}
 	for _, test := range []struct {

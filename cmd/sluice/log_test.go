@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestLogNamesUnitsAndErrorsOnce: a duration has its unit, and an error that both
@@ -18,9 +20,7 @@ func TestLogNamesUnitsAndErrorsOnce(t *testing.T) {
 		"json": `{"level":"info","took":"128.3ms","error":"steering: no route; no table"`,
 	} {
 		stderr, err := os.CreateTemp(t.TempDir(), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		saved := os.Stderr
 		os.Stderr = stderr
 		o := newRunOptions()
@@ -55,9 +55,7 @@ func TestCleanupTakesTheFlagsOfRun(t *testing.T) {
 // A device that is no terminal, as in sluice tap > /dev/null.
 func TestNullDeviceIsNoTerminal(t *testing.T) {
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer null.Close()
 	if isTerminal(null) {
 		t.Errorf("%s counts as a terminal", os.DevNull)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestManual writes the manual pages and the completions of releases, into the folder
@@ -28,9 +30,7 @@ func TestManual(t *testing.T) {
 		date := time.Unix(0, 0)
 		header.Date = &date
 	}
-	if err := doc.GenManTree(root, header, folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, doc.GenManTree(root, header, folder))
 	pages := 0
 	for _, cmd := range below(root) {
 		if cmd.Hidden || cmd.Name() == "help" || strings.HasPrefix(cmd.CommandPath(), "sluice completion") {
@@ -57,12 +57,8 @@ func TestManual(t *testing.T) {
 		"fish": func(b *bytes.Buffer) error { return root.GenFishCompletion(b, true) },
 	} {
 		var script bytes.Buffer
-		if err := generate(&script); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, shell), script.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, generate(&script))
+		must.OK(t, os.WriteFile(filepath.Join(folder, shell), script.Bytes(), 0o600))
 		if !slices.Contains(strings.Fields(script.String()), "sluice") {
 			t.Errorf("the completion for %s does not name the program", shell)
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // named returns objects with a text wherever a tenant may write one. All but the
@@ -93,9 +94,7 @@ func outputs(t *testing.T, s string) map[string]string {
 	for console, name := range map[bool]string{false: "access log as json", true: "access log for people"} {
 		write(name, func(b *bytes.Buffer) {
 			l, err := conntrack.OpenLog(conntrack.LogOptions{Writer: b, Console: console, Zone: time.UTC})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			endpoint := &port.Families[service.IPv4].Endpoints[0]
 			l.Write([]conntrack.Record{{
 				Client: netip.MustParseAddrPort("10.9.0.1:1"), VIP: netip.MustParseAddrPort("10.96.0.1:80"), Port: port,
@@ -135,22 +134,14 @@ func readManifest(t *testing.T, s string, log zerolog.Logger) {
 	name := strings.NewReplacer("/", "", "\x00", "").Replace(s)
 	name = name[:min(len(name), 200)] + ".yaml"
 	quoted, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := "apiVersion: v1\nkind: Service\nmetadata: {name: " + string(quoted) + ", labels: {a: " + string(quoted) + "}, annotations: {" + string(quoted) + ": a}}\n" +
 		"spec: {type: " + string(quoted) + ", clusterIP: " + string(quoted) + ", ports: [{port: 80, protocol: " + string(quoted) + "}], " + string(quoted) + "x: 1}\n"
-	if err := os.WriteFile(filepath.Join(dir, "a"+name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("nowhere", filepath.Join(dir, "b"+name)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "a"+name), []byte(text), 0o600))
+	must.OK(t, os.Symlink("nowhere", filepath.Join(dir, "b"+name)))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if err := manifests.New(dir, manifests.Options{Logger: log}).Run(ctx, func(service.Change) { cancel() }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, manifests.New(dir, manifests.Options{Logger: log}).Run(ctx, func(service.Change) { cancel() }))
 }
 
 // FuzzNoControlCharacterLeaves puts a text into names, annotations, zones, targets,

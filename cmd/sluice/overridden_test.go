@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/host/tracking"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // kube-proxy takes its whole configuration from --config, but the API server's
@@ -22,14 +23,10 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: other\n" +
 		"iptables: {minSyncPeriod: 2s}\nlogging: {verbosity: 1}\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	o, err := runFlags(t, append(slices.Clone(kubeProxyFlags), "--config="+file, "--min-sync-period=3s",
 		"--pod-bridge-interface=cbr0", "--pod-interface-name-prefix=veth", "--proxy-mode=userspace", "--detect-local-mode=Guess", "--cluster-cidr=pods")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if o.hostname != "n" || o.cluster.connection.Master != "https://h" || o.node.Verbosity != 2 || o.cluster.minSyncPeriod != 3*time.Second {
 		t.Errorf("the node %q, the API server %q, verbosity %d, minimum period %s: the flags are not used",
 			o.hostname, o.cluster.connection.Master, o.node.Verbosity, o.cluster.minSyncPeriod)
@@ -45,9 +42,7 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 			Flags   []string
 			Message string
 		}
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &l))
 		if _, list, ok := strings.Cut(l.Message, "overrides, as with kube-proxy: "); ok {
 			named = append(named, strings.Split(list, ", ")...)
 		}

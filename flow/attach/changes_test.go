@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -18,7 +19,7 @@ import (
 // lost counts what netlink sockets of a network namespace have lost.
 func lost(t *testing.T, n *netns.Host) (sum int) {
 	t.Helper()
-	if err := n.Do(func() error {
+	must.OK(t, n.Do(func() error {
 		f, err := os.Open("/proc/thread-self/net/netlink")
 		if err != nil {
 			return err
@@ -35,9 +36,7 @@ func lost(t *testing.T, n *netns.Host) (sum int) {
 			sum += count
 		}
 		return lines.Err()
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return sum
 }
 
@@ -56,9 +55,7 @@ func TestChangesAfterALoss(t *testing.T) {
 	nl, is := lab.Node.Netlink(), opened(t, lab.Node, func(o *Options) { o.Repair = time.Hour })
 	added := func(name string) int {
 		t.Helper()
-		if err := nl.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, nl.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}))
 		return lab.Node.Link(t, name).Attrs().Index
 	}
 	followed := func(name string, index int) {

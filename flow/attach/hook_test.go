@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -17,9 +18,7 @@ import (
 func TestFilters(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	nl, index := lab.Node.Netlink(), lab.Node.Link(t, "client").Attrs().Index
-	if err := nl.QdiscAdd(clsact(index)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nl.QdiscAdd(clsact(index)))
 	if err := nl.FilterReplace(&netlink.BpfFilter{ // another program's, of the same priority
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: syscall.ETH_P_ALL},
 		Fd:          foreign.Idle(t).FD(), Name: "others", DirectAction: true,
@@ -31,9 +30,7 @@ func TestFilters(t *testing.T) {
 	if own == nil || others != 0 {
 		t.Fatalf("at egress: %v, and %d others", own, others)
 	}
-	if err := nl.FilterDel(own); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nl.FilterDel(own))
 	wait.True(t, "the filters are there again", func() bool { // both are replaced, one after the other
 		egress, _ := ownFilters(nl, index, netlink.HANDLE_MIN_EGRESS)
 		ingress, _ := ownFilters(nl, index, netlink.HANDLE_MIN_INGRESS)
@@ -50,9 +47,7 @@ func TestFilters(t *testing.T) {
 	}
 	// Where the queueing discipline was ours, it is gone.
 	qdiscs, err := nl.QdiscList(lab.Node.Link(t, "b1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, q := range qdiscs {
 		if strings.Contains(q.Type(), "clsact") {
 			t.Errorf("%v is left", q)

@@ -7,6 +7,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -23,12 +24,8 @@ func opened(t *testing.T, node *netns.Host, change func(*Options)) *Interfaces {
 		change(&o)
 	}
 	i, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { i.Close(false) })
-	if err := i.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, i.Start())
 	return i
 }

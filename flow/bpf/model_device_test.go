@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -39,20 +40,16 @@ type virtio struct {
 func newDevice(t *testing.T, link int, program *ebpf.Program) *device {
 	t.Helper()
 	ns := netns.New(t, "device")
-	if err := ns.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ns.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1"))
 	d := &device{link: link}
 	var to int
-	if err := ns.Do(func() (err error) {
+	must.OK(t, ns.Do(func() (err error) {
 		if d.in, d.ifindex, err = openTap("in", link); err != nil {
 			return err
 		}
 		d.out, to, err = openTap("out", link)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { _, _ = d.in.Close(), d.out.Close() })
 	onward, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R1, int32(to)),
@@ -60,14 +57,10 @@ func newDevice(t *testing.T, link int, program *ebpf.Program) *device {
 		asm.FnRedirect.Call(),
 		asm.Return(),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer onward.Close()
 	for _, p := range []*ebpf.Program{program, onward} {
-		if err := ns.Do(func() error { return attach(t, d.ifindex, p) }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, ns.Do(func() error { return attach(t, d.ifindex, p) }))
 	}
 	return d
 }
@@ -203,9 +196,7 @@ func TestModelOfDevices(t *testing.T) {
 						x.openWorld()
 						x.load(t)
 					}
-					if err := x.passOne(d, ingress); err != nil {
-						t.Fatalf("packet %d: %v", i, err)
-					}
+					must.OKf(t, x.passOne(d, ingress), "packet %d", i)
 				}
 			})
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -50,9 +51,7 @@ func newTested(t testing.TB, seed uint64) *tested {
 	t.Helper()
 	requireRoot(t)
 	k, err := Open(64, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(k.Close)
 	g := newGenerator(seed)
 	g.hash = k.Index.Hash
@@ -267,9 +266,7 @@ func (x *tested) told(t testing.TB) (told []modelEvent) {
 	for _, r := range x.rings {
 		for r.AvailableBytes() > 0 {
 			rec, err := r.Read()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var e KernelEvent
 			ok := DecodeEvent(&e, rec.RawSample)
 			if !ok || e.Time == 0 || e.Ifindex != x.ifindex {

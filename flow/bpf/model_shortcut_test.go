@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -110,17 +111,13 @@ func TestModelOfShortcuts(t *testing.T) {
 	in, out := lab.Node.Link(t, "client"), lab.Node.Link(t, "b1")
 	next := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	for dst, via := range map[string]string{"0.0.0.0/0": "10.2.1.2", "::/0": "fd00:2:1::2"} {
-		if err := lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: net.ParseIP(via), HardwareAddr: next, State: netlink.NUD_PERMANENT}); err != nil {
-			t.Fatal(err)
-		}
-		if err := lab.Node.AddRoute(netip.MustParsePrefix(dst), netip.MustParseAddr(via)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: net.ParseIP(via), HardwareAddr: next, State: netlink.NUD_PERMANENT}))
+		must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix(dst), netip.MustParseAddr(via)))
 	}
 	x.ifindex = uint32(in.Attrs().Index)
 	way := &modelWay{mac: in.Attrs().HardwareAddr, macs: slices.Concat(next, out.Attrs().HardwareAddr), mtu: out.Attrs().MTU}
 	n, played := rounds(1_000_000), 0
-	if err := lab.Node.Do(func() error {
+	must.OK(t, lab.Node.Do(func() error {
 		fresh, began := false, (coarse(t)-modelPause)/modelSecond
 		// Packets come also before a second is as old as a pause.
 		for i := 0; i < n || (coarse(t)-modelPause)/modelSecond == began; i++ {
@@ -151,9 +148,7 @@ func TestModelOfShortcuts(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Logf("%d packets: %v", played, x.counts)
 	if n >= 10_000 && x.counts["sent"] < n/500 {
 		t.Error("too few have taken the shortcut")
@@ -173,9 +168,7 @@ func (x *tested) openWays(t *testing.T, w *modelWay, out uint32) {
 	}
 	x.Control.ShortcutsUntil = uint64(sys.Monotonic() + until)
 	for index, way := range map[uint32]KernelWay{x.ifindex: from, out: into} {
-		if err := x.Maps.Ways.Put(index, way); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Maps.Ways.Put(index, way))
 	}
 	x.m.way = nil
 	if from&KernelWayWAY_FROM != 0 && into&KernelWayWAY_INTO != 0 && until > 0 {
@@ -187,9 +180,7 @@ func (x *tested) openWays(t *testing.T, w *modelWay, out uint32) {
 func coarse(t testing.TB) int64 {
 	t.Helper()
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now))
 	return now.Nano()
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -16,16 +17,12 @@ import (
 func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
 	t.Helper()
 	k, err := Open(1000, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer k.Close()
 	k.Control.Netns = p.Netns
 	for i, program := range []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress} {
 		info, err := program.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ids[i], _ = info.ID()
 	}
 	return ids
@@ -35,9 +32,7 @@ func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
 // at their places is replaced.
 func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 	p, err := OpenPins(netns.MountBPF(t), "test", 0, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(p.Remove)
 	ingress, other := p.programPath(ethernetHeader, "ingress"), p.path(programPin+"0123456789abcdef_14_ingress")
 	first := openIDs(t, p)
@@ -47,9 +42,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 	pin := func(path string, o interface{ Pin(string) error }) {
 		t.Helper()
 		_ = os.Remove(path)
-		if err := o.Pin(path); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, o.Pin(path))
 	}
 	differ := func(what string, before [4]ebpf.ProgramID) (after [4]ebpf.ProgramID) {
 		t.Helper()
@@ -67,9 +60,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 
 	// Another build's: this one's are gone, and the other's go.
 	program, err := ebpf.LoadPinnedProgram(ingress, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pin(other, program)
 	_ = os.Remove(ingress)
 	second := differ("another build", first)
@@ -79,18 +70,14 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 
 	// A program of ours that uses other maps.
 	foreign, err := Open(10, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer foreign.Close()
 	pin(ingress, foreign.Ethernet.Ingress)
 	second = differ("other maps", second)
 
 	// Something else.
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer m.Close()
 	pin(ingress, m)
 	second = differ("a map", second)
@@ -115,9 +102,7 @@ func BenchmarkStart(b *testing.B) {
 	for name, removed := range map[string]string{"first": pinPrefix, "same build": "none", "other build": programPin} {
 		b.Run(name, func(b *testing.B) {
 			p, err := OpenPins(netns.MountBPF(b), "test", 0, 1000)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			b.Cleanup(p.Remove)
 			var used time.Duration
 			for i := range b.N + 1 {
@@ -127,9 +112,7 @@ func BenchmarkStart(b *testing.B) {
 					b.ResetTimer()
 				}
 				k, err := Open(1000, p)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				k.Control.Netns = p.Netns
 				if i > 0 {
 					used += cpuTime() - before

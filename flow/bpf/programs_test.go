@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // BenchmarkPrograms measures the programs alone: a packet of an open flow, and one that is of
@@ -16,9 +18,7 @@ import (
 func BenchmarkPrograms(b *testing.B) {
 	requireRoot(b)
 	k, err := Open(1024, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	b.Cleanup(k.Close)
 	for _, c := range []struct {
 		name             string
@@ -62,9 +62,7 @@ func BenchmarkPrograms(b *testing.B) {
 					least := time.Hour // other programs disturb the rest
 					for range (b.N + each - 1) / each {
 						_, d, err := hook.program.Benchmark(packet, each, nil)
-						if err != nil {
-							b.Fatal(err)
-						}
+						must.OK(b, err)
 						least = min(least, d)
 					}
 					b.ReportMetric(float64(least.Nanoseconds()), "ns/least")

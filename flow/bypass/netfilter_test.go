@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -27,9 +28,7 @@ func TestNetfilterPrograms(t *testing.T) {
 	requireNetfilterPrograms(t)
 	lab := netns.NewLab(t, 1)
 	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(o.close)
 	found := func(when, want string) {
 		t.Helper()
@@ -54,16 +53,12 @@ func TestNetfilterPrograms(t *testing.T) {
 	} {
 		l := foreign.AttachNetfilter(t, c.host, c.family, c.hook)
 		found(c.name, c.want)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Close())
 		found(c.name+", when it was gone", "")
 	}
 	l := foreign.AttachNetfilter(t, lab.Node, link.NetfilterProtoIPv4, link.NetfilterInetForward)
 	found("before it is detached", program)
-	if err := l.Detach(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Detach())
 	found("detached", "")
 }
 
@@ -72,9 +67,7 @@ func TestNetfilterProgramsUnread(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 0)
 	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(o.close)
 	o.unread = syscall.EPERM
 	if what, err := o.inStack(); what != "" || !errors.Is(err, syscall.EPERM) {

@@ -11,6 +11,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -20,9 +21,7 @@ func TestOthersInTheStack(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 1)
 	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(o.close)
 	run := func(name string, args ...string) func() {
 		return func() {
@@ -37,15 +36,8 @@ func TestOthersInTheStack(t *testing.T) {
 	gone := func() { lab.Node.NFT(t, "flush ruleset") }
 	policy := &netlink.XfrmPolicy{Dir: netlink.XFRM_DIR_FWD, Src: ipNet("10.1.0.0/24"), Dst: ipNet("10.2.0.0/16")}
 	xfrm, err := netlink.NewHandleAt(vnetns.NsHandle(lab.Node.FD()), syscall.NETLINK_XFRM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(xfrm.Close)
-	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, c := range []struct {
 		name, want string
 		do, undo   func()
@@ -61,7 +53,7 @@ func TestOthersInTheStack(t *testing.T) {
 		{"input", "", chain("inet other", "type filter hook input priority 0"), gone},
 		{"a chain without a hook", "", chain("inet other", ""), gone},
 		{"iptables-nft", "the chain FORWARD of nftables' table filter", run("iptables-nft", "-A", "FORWARD", "-j", "ACCEPT"), gone},
-		{"IPsec", "an IPsec policy", func() { must(xfrm.XfrmPolicyAdd(policy)) }, func() { must(xfrm.XfrmPolicyDel(policy)) }},
+		{"IPsec", "an IPsec policy", func() { must.OK(t, xfrm.XfrmPolicyAdd(policy)) }, func() { must.OK(t, xfrm.XfrmPolicyDel(policy)) }},
 		// Last: the kernel keeps a table that iptables-legacy has made.
 		{"iptables-legacy", "the table filter of iptables-legacy", run("iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"), nil},
 	} {
@@ -151,17 +143,11 @@ func TestOthersAtInterfaces(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			lab := netns.NewLab(t, 1)
 			for _, name := range []string{"all", "b1"} { // the host's may be another one
-				if err := lab.Node.SetSysctl("net/ipv4/conf/"+name+"/rp_filter", "0"); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/"+name+"/rp_filter", "0"))
 			}
-			if err := c.change(t, lab.Node, lab.Node.Link(t, "b1")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.change(t, lab.Node, lab.Node.Link(t, "b1")))
 			o, err := openOthers(lab.Node.FD(), "sluice", isOurs, own)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer o.close()
 			lookAll(t, o, lab.Node)
 			if ways, err := o.at(lab.Node.Link(t, "b1")); ways != c.ways || err != nil {
@@ -188,16 +174,10 @@ func attachBoth(t *testing.T, n *netns.Host, l netlink.Link, p *ebpf.Program, si
 func lookAll(t *testing.T, o *others, n *netns.Host) bool {
 	t.Helper()
 	list, err := n.Netlink().LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.look(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, o.look())
 	news, err := o.peers.look(list, func(int) bool { return true })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return news
 }
 
@@ -211,14 +191,10 @@ func TestPeersOfOneNamespace(t *testing.T) {
 		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "one"}, PeerName: "two"},
 		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}},
 	} {
-		if err := nl.LinkAdd(l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, nl.LinkAdd(l))
 	}
 	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer o.close()
 	lookAll(t, o, lab.Node)
 	for _, name := range []string{"one", "two", "br"} {

@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/foreign"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -21,14 +22,10 @@ func TestPeersWithXDP(t *testing.T) {
 		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}},
 		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "one"}, PeerName: "two"},
 	} {
-		if err := nl.LinkAdd(l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, nl.LinkAdd(l))
 	}
 	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(o.close)
 	lookAll(t, o, lab.Node)
 	expect := func(when string, want map[string]Way) {
@@ -64,9 +61,7 @@ func TestPeersWithXDP(t *testing.T) {
 	eth0 := pod.Link(t, "eth0")
 	byNetlink := func(fd int) { // without a BPF link
 		t.Helper()
-		if err := pod.Do(func() error { return netlink.LinkSetXdpFd(eth0, fd) }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, pod.Do(func() error { return netlink.LinkSetXdpFd(eth0, fd) }))
 	}
 	byNetlink(p.FD())
 	at("by netlink", false, driver)
@@ -75,9 +70,7 @@ func TestPeersWithXDP(t *testing.T) {
 	l = foreign.AttachXDP(t, pod, p.Program, link.XDPGenericMode)
 	at("generic again", true, generic)
 	_ = l.Close()
-	if err := nl.LinkDel(lab.Node.Link(t, "b1")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nl.LinkDel(lab.Node.Link(t, "b1")))
 	delete(none, "b1")
 	at("the interface is gone", true, none)
 }
@@ -87,9 +80,7 @@ func TestPeersUnread(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 1)
 	p, err := openPeers(lab.Node.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(p.close)
 	for name, change := range map[string]func(*netlink.LinkAttrs){
 		"no peer":      func(a *netlink.LinkAttrs) { a.ParentIndex = 9999 },

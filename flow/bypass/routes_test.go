@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -34,9 +35,7 @@ func newRoutesNet(t *testing.T, buffer int, log io.Writer) *routesNet {
 func openedRoutes(t *testing.T, node *netns.Host, buffer int, log io.Writer) *routes {
 	t.Helper()
 	r, err := openRoutes(node.FD(), buffer, zerolog.New(log))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(r.close)
 	wait.True(t, "routes are known", func() bool {
 		r.mu.Lock()
@@ -140,9 +139,7 @@ func TestRoutes(t *testing.T) {
 // meant.
 func TestRoutesOfUnnamedNextHops(t *testing.T) {
 	n := newRoutesNet(t, routesBuffer, zerolog.NewTestWriter(t))
-	if err := n.node.SetSysctl("net/ipv4/nexthop_compat_mode", "0"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.node.SetSysctl("net/ipv4/nexthop_compat_mode", "0"))
 	n.ip("nexthop", "add", "id", "1", "via", "10.2.1.2", "dev", "b1")
 	n.ip("route", "add", "10.80.0.0/16", "nhid", "1", "mtu", "1300")
 	n.await("a route to a nexthop object", false, false)
@@ -175,9 +172,7 @@ func TestRoutesAreListedAgain(t *testing.T) {
 	r := &netlink.Route{Dst: ipNet("10.77.0.0/16"), LinkIndex: b2.Index, Scope: netlink.SCOPE_LINK}
 	n.routes.mu.Lock() // a change waits, and those after it
 	for range 1000 {
-		if err := errors.Join(n.node.Netlink().RouteAdd(r), n.node.Netlink().RouteDel(r)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(n.node.Netlink().RouteAdd(r), n.node.Netlink().RouteDel(r)))
 	}
 	n.ip("route", "add", "10.77.0.0/16", "via", "10.2.1.2", "mtu", "1300") // this is not heard of
 	n.routes.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -18,18 +19,14 @@ func TestForwardPoliciesAreFound(t *testing.T) {
 	node := netns.New(t, "node")
 	look := func() (found []string) {
 		t.Helper()
-		if err := node.Do(func() (err error) {
+		must.OK(t, node.Do(func() (err error) {
 			found, err = ForwardPolicies(0)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return found
 	}
 	conn, err := nft.New(nft.WithNetNSFd(node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	chain := func(table, name string, to ...string) {
 		t.Helper()
 		made := conn.AddTable(&nft.Table{Name: table, Family: nft.TableFamilyINet})
@@ -41,9 +38,7 @@ func TestForwardPoliciesAreFound(t *testing.T) {
 		for _, target := range to {
 			conn.AddRule(&nft.Rule{Table: made, Chain: base, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: target}}})
 		}
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.Flush())
 	}
 	chain("kube-proxy", "filter-forward", "services")
 	chain("filter", "FORWARD", "KUBE-FORWARD", "SLUICE-FORWARD")

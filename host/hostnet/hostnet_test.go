@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -36,9 +37,7 @@ func newNode(t *testing.T) *node {
 
 func (n *node) check(what string, err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatalf("%s: %v", what, err)
-	}
+	must.OKf(n.t, err, "%s", what)
 }
 
 // link adds a veth interface whose peer is up.
@@ -291,9 +290,7 @@ func TestSameLink(t *testing.T) {
 func TestNamespaceWithoutRoutes(t *testing.T) {
 	netns.Require(t)
 	ns, err := sys.NewNetNS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer ns.Close()
 	if err := sys.InNetNS(int(ns.Fd()), func() error {
 		w, err := Open(Options{Pods: func(string) bool { return true }})

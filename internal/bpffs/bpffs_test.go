@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -24,9 +25,7 @@ func TestDirectoriesOfProxies(t *testing.T) {
 		namespace int
 	}{{"sluice", 0}, {"sluice", other.FD()}, {"second", 0}, {"a.b/../c", 0}} {
 		d, err := bpffs.Of(root, p.name, p.namespace)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if slices.Contains(all, d) {
 			t.Errorf("%s twice", d)
 		}
@@ -38,18 +37,14 @@ func TestDirectoriesOfProxies(t *testing.T) {
 	if found, err := all[0].Siblings(); err != nil || len(found) != len(all) {
 		t.Errorf("%v, %v, want %v", found, err, all)
 	}
-	if err := os.Mkdir(all[0].Pin("pin"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(all[0].Pin("pin"), 0o700))
 	for _, d := range all {
 		d.Remove()
 	}
 	if found, err := all[0].Siblings(); err != nil || !slices.Equal(found, all[:1]) {
 		t.Errorf("while something is pinned: %v, %v", found, err)
 	}
-	if err := os.Remove(all[0].Pin("pin")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(all[0].Pin("pin")))
 	all[0].Remove()
 	if _, err := os.Lstat(filepath.Dir(string(all[0]))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory of all: %v", err)
@@ -69,15 +64,9 @@ func TestPlacesThatAreNotUsed(t *testing.T) {
 	}
 	root := netns.MountBPF(t)
 	d, err := bpffs.Of(root, "sluice", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Make(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Dir(string(d)), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, d.Make())
+	must.OK(t, os.Chmod(filepath.Dir(string(d)), 0o777))
 	if err := d.Make(); err == nil || !strings.Contains(err.Error(), "belongs to another user") {
 		t.Errorf("a directory that all may write to: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -26,9 +27,7 @@ func serve(t *testing.T, g *Group) string {
 	large := make([]byte, 16<<20) // more than the sockets' buffers take
 	mux.HandleFunc("/large", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
 	l, err := net.Listen("tcp4", "0.0.0.0:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := New(g, mux, time.Minute)
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
@@ -40,9 +39,7 @@ func dial(t *testing.T, from, to, text string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	c, err := d.DialContext(context.Background(), "tcp4", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_, _ = io.WriteString(c, text) // it may be closed before it is through
 	return c
@@ -70,9 +67,7 @@ func TestHeaderIsBounded(t *testing.T) {
 		c := dial(t, "127.0.0.1", address, text)
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatalf("%d bytes: %v", size, err)
-		}
+		must.OKf(t, err, "%d bytes", size)
 		_ = resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("%d bytes: %s, want %d", size, resp.Status, want)
@@ -107,9 +102,7 @@ func TestGroupIsBounded(t *testing.T) {
 			g := &Group{Max: 8}
 			to := serve(t, g)
 			probe := dial(t, "127.0.0.9", to, "")
-			if err := ask(probe); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, ask(probe))
 			for range 200 {
 				dial(t, "127.0.0.2", to, text)
 				if n := g.count(); n > g.Max {
@@ -156,9 +149,7 @@ func TestIdleGoesFirst(t *testing.T) {
 	silent := dial(t, "127.0.0.3", to, "")
 	state(1, http.StateNew)
 	idle := dial(t, "127.0.0.4", to, "")
-	if err := ask(idle); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ask(idle))
 	state(1, http.StateIdle)
 	gone := func(c net.Conn) {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -39,9 +40,7 @@ func TestKeep(t *testing.T) {
 	answers := func(l net.Listener) {
 		t.Helper()
 		r, err := http.Get("http://" + l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = r.Body.Close()
 		if r.StatusCode != http.StatusNotFound {
 			t.Errorf("answered with %s", r.Status)
@@ -75,9 +74,7 @@ func TestKeep(t *testing.T) {
 // A context that has ended leaves nothing behind.
 func TestKeepAfterTheEnd(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, first := range []net.Listener{nil, l} {
@@ -95,9 +92,7 @@ func TestKeepAfterTheEnd(t *testing.T) {
 // ask without a pause, each on a connection of its own: every request is answered.
 func TestEndAnswersWhatIsAccepted(t *testing.T) {
 	first, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	url := "http://" + first.Addr().String()
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
@@ -145,14 +140,10 @@ func TestEndAnswersWhatIsAccepted(t *testing.T) {
 			return nil
 		})
 		f, err := l.(*net.TCPListener).File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		next, err := net.FileListener(f)
 		_ = f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		leaving.Go(end)
 		l, end = next, serve(next)
 	}

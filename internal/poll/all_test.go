@@ -3,6 +3,8 @@ package poll
 import (
 	"sync/atomic"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // PostAll finishes when every running loop has run the function. It does not wait for
@@ -11,9 +13,7 @@ func TestPostAll(t *testing.T) {
 	var loops []*Loop
 	for range 3 {
 		l, err := New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		loops = append(loops, l)
 	}
 	running := make(chan error, 2)
@@ -21,9 +21,7 @@ func TestPostAll(t *testing.T) {
 		go func() { running <- l.Run() }()
 	}
 	loops[2].Stop()
-	if err := loops[2].Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, loops[2].Run())
 	var ran [3]atomic.Int32
 	<-PostAll(loops, func(i int) { ran[i].Add(1) })
 	if a, b, c := ran[0].Load(), ran[1].Load(), ran[2].Load(); a != 1 || b != 1 || c != 0 {

@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // runLoop runs a loop until the test ends.
 func runLoop(t *testing.T) *Loop {
 	t.Helper()
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan error, 1)
 	go func() { done <- l.Run() }()
 	t.Cleanup(func() {
@@ -55,9 +54,7 @@ func wait[T any](t *testing.T, c <-chan T) (v T) {
 func pair(t *testing.T) (a, b int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { unix.Close(fds[0]); unix.Close(fds[1]) })
 	return fds[0], fds[1]
 }
@@ -107,9 +104,7 @@ func TestPostFromTheLoop(t *testing.T) {
 
 func TestStopRunsWhatIsPosted(t *testing.T) {
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ran := 0
 	for range 3 {
 		l.Post(func() { ran++ })
@@ -124,16 +119,12 @@ func TestStopRunsWhatIsPosted(t *testing.T) {
 	if l.Post(func() {}) {
 		t.Fatal("a loop that has ended takes a function")
 	}
-	if err := l.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Run())
 }
 
 func TestStopWithoutRun(t *testing.T) {
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ran := false
 	l.Post(func() { ran = true })
 	l.Stop()
@@ -347,9 +338,7 @@ func TestTimersOfBusyRounds(t *testing.T) {
 // before the loop waits.
 func TestRounds(t *testing.T) {
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var log []string
 	left := 0
 	idle := make(chan struct{}, 100)
@@ -393,9 +382,7 @@ func TestInterrupted(t *testing.T) {
 // accepted once.
 func TestExclusiveListener(t *testing.T) {
 	fd, err := sys.ListenTCP(loopback, sys.ListenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer sys.Close(fd)
 	addr, _ := sys.LocalAddr(fd)
 	const conns = 200
@@ -430,17 +417,13 @@ func TestExclusiveListener(t *testing.T) {
 
 func TestHandlingAnEventAllocatesNothing(t *testing.T) {
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Stop()
 	a, b := pair(t)
 	h := handlerFunc(func(uint8, Events) {})
 	if n := testing.AllocsPerRun(100, func() {
 		reg, err := l.Add(a, 0, Readable|Edge, h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		sys.Send(b, one, false)
 		n, _ := l.collect()
 		for _, ev := range l.buffer[:n] {
@@ -458,9 +441,7 @@ var one = []byte("x")
 // caller knows it.
 func BenchmarkPost(b *testing.B) {
 	l, err := New()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	go l.Run()
 	defer l.Stop()
 	var ran atomic.Int64

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -21,9 +22,7 @@ func TestWires(t *testing.T) {
 		var spaces [2]*Namespace
 		for i, name := range []string{"here", "there"} {
 			n, err := New(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer n.Close()
 			spaces[i] = n
 		}
@@ -36,17 +35,13 @@ func TestWires(t *testing.T) {
 			here.AddRoute(netip.PrefixFrom(far, 24).Masked(), near),
 			there.AddLinkRoute(netip.MustParsePrefix("203.0.113.0/24"), "eth0"),
 		} {
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			must.OKf(t, err, "%s", name)
 		}
 		var l net.Listener
-		if err := there.Do(func() (err error) {
+		must.OK(t, there.Do(func() (err error) {
 			l, err = net.Listen("tcp4", ":0")
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer l.Close()
 		for _, to := range []netip.Addr{near, far} {
 			at := netip.AddrPortFrom(to, uint16(l.Addr().(*net.TCPAddr).Port)).String()

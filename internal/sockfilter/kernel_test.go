@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -36,25 +37,19 @@ func TestKernelAgreesWithTheModel(t *testing.T) {
 			ns := netns.New(t, "node")
 			for _, a := range c.clients {
 				if ip := netip.MustParseAddr(a); ip.Is6() {
-					if err := ns.AddAddr("lo", netip.PrefixFrom(ip, 128)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, ns.AddAddr("lo", netip.PrefixFrom(ip, 128)))
 				}
 			}
 			at := netip.AddrPortFrom(netip.MustParseAddr(c.server), 8080)
 			rules := []Rule{{at.Addr(), at.Port(), c.allowed}}
 			program, err := Compile(rules)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Logf("%d instructions", len(program))
 			var fd int
-			if err := ns.Do(func() (err error) {
+			must.OK(t, ns.Do(func() (err error) {
 				fd, err = sys.ListenTCP(at, sys.ListenOptions{Filter: program})
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			defer sys.Close(fd)
 			for _, a := range c.clients {
 				from := netip.MustParseAddr(a)

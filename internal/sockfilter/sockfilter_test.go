@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -133,9 +134,7 @@ func TestCompile(t *testing.T) {
 	} {
 		p := packet{netip.MustParseAddr(c.from), netip.MustParseAddrPort(c.to)}
 		program, err := Compile(c.rules)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := run(t, program, p); got != c.want || admits(c.rules, p) != c.want {
 			t.Errorf("%v: got %t, the model says %t, want %t", p, got, admits(c.rules, p), c.want)
 		}
@@ -187,9 +186,7 @@ func TestThousandsOfRangesFit(t *testing.T) {
 	} {
 		rules := []Rule{{netip.MustParseAddr(c.addr), 80, scattered(c.count, c.v6)}}
 		program, err := Compile(rules)
-		if err != nil {
-			t.Fatalf("%s: %d ranges: %v", c.name, c.count, err)
-		}
+		must.OKf(t, err, "%s: %d ranges", c.name, c.count)
 		t.Logf("%s: %d ranges, %d instructions", c.name, c.count, len(program))
 		to := netip.AddrPortFrom(rules[0].Addr, 80)
 		for _, p := range rules[0].Allowed {
@@ -264,9 +261,7 @@ func compare(t testing.TB, r *rand.Rand) (tooLong bool) {
 	if errors.Is(err, ErrTooLong) {
 		return true
 	}
-	if err != nil {
-		t.Fatalf("%v: %v", rules, err)
-	}
+	must.OKf(t, err, "%v", rules)
 	for _, p := range packets {
 		if p.from.Is6() != p.to.Addr().Is6() {
 			continue

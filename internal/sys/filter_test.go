@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -50,9 +51,7 @@ func listenIn(t *testing.T, ns *netns.Namespace, addr netip.AddrPort, o sys.List
 		fd, err = sys.ListenTCP(addr, o)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { sys.Close(fd) })
 	return fd
 }
@@ -126,9 +125,7 @@ func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
 	all := []sys.FilterOp{{Code: sys.FilterReturn, K: 0xffffffff}}
 	listener := listenIn(t, ns, addr, sys.ListenOptions{Filter: all})
 	c, err := ns.Dial("tcp", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if e := sys.DetachFilter(accept(t, listener)); e != 0 {
 		t.Errorf("detach from an accepted socket: %v", e)
@@ -151,9 +148,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 			options := sys.ListenOptions{FreeBind: true}
 			fd := listenIn(t, ns, addr, options)
 			client, err := ns.Dial("tcp", addr.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer client.Close()
 			conn := accept(t, fd)
 			var old []int
@@ -179,9 +174,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 					fd, err = sys.ListenInPlaceOf(old, addr, options)
 					return err
 				})
-				if err != nil {
-					t.Fatalf("%s: %v", how, err)
-				}
+				must.OKf(t, err, "%s", how)
 				t.Cleanup(func() { sys.Close(fd) })
 				if got := outcome(t, ns, addr, "accept"); got != "accept" {
 					t.Errorf("%s %s: %s, want accept", how, addr, got)
@@ -216,9 +209,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
 		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: openingOnly})
 		client, err := ns.Dial("tcp", addr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer client.Close()
 		if _, _, e := sys.Accept(fd); e != sys.EAGAIN {
 			t.Fatalf("the handshake is over: %v", e)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // While a listening socket takes the place of another one both share their port.
@@ -15,18 +17,14 @@ func TestSharedPortIsNotJoined(t *testing.T) {
 	}
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		ours, err := ListenTCP(netip.MustParseAddrPort(address), ListenOptions{ReusePort: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer Close(ours)
 		at, e := LocalAddr(ours)
 		if e != 0 {
 			t.Fatal(e)
 		}
 		second, err := ListenTCP(at, ListenOptions{ReusePort: true})
-		if err != nil {
-			t.Fatalf("a second one of ours: %v", err)
-		}
+		must.OKf(t, err, "a second one of ours")
 		defer Close(second)
 		stranger, e := socket(family(at.Addr()), unix.SOCK_STREAM, unix.IPPROTO_TCP)
 		if e != 0 {

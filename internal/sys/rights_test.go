@@ -6,34 +6,26 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestSendFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	from, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer from.Close()
 	to, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer to.Close()
 
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
-	if err := SendFiles(from, []byte("hello"), w, r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, SendFiles(from, []byte("hello"), w, r))
 	w.Close()
 	p := make([]byte, 16)
 	n, files, err := ReceiveFiles(to, p, 2)
@@ -50,9 +42,7 @@ func TestSendFiles(t *testing.T) {
 	files[1].Close()
 
 	// More files than the receiver takes are an error, and none stays open.
-	if err := SendFiles(from, []byte("x"), r, r, r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, SendFiles(from, []byte("x"), r, r, r))
 	if _, files, err := ReceiveFiles(to, p, 1); err == nil {
 		t.Errorf("3 files where 1 is taken: no error, %d files", len(files))
 	}

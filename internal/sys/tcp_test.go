@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -16,9 +17,7 @@ import (
 func listen(t testing.TB, on string, o ListenOptions) (int, netip.AddrPort) {
 	t.Helper()
 	fd, err := ListenTCP(netip.AddrPortFrom(netip.MustParseAddr(on), 0), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
 	if e != 0 {
@@ -159,9 +158,7 @@ func TestLocalAddress(t *testing.T) {
 // sparePort returns a port that the kernel does not give away by itself.
 func sparePort(t *testing.T) uint16 {
 	_, last, err := LocalPortRange()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if last > 65000 {
 		t.Skip("SKIP-NEEDS: a port outside of the kernel's range")
 	}
@@ -262,9 +259,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	fd, err := ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{FreeBind: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	Close(fd)
 }
 
@@ -274,9 +269,7 @@ func TestTransparent(t *testing.T) {
 		if errors.Is(err, EPERM) {
 			t.Skip("SKIP-NEEDS: CAP_NET_ADMIN")
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		Close(fd)
 	}
 	l, addr := listen(t, "127.0.0.1", ListenOptions{})
@@ -303,9 +296,7 @@ func TestUrgentByteStaysInTheStream(t *testing.T) {
 
 func testUrgent(t *testing.T, a, b int) {
 	t.Helper()
-	if err := unix.Sendto(a, []byte("one!"), unix.MSG_OOB, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Sendto(a, []byte("one!"), unix.MSG_OOB, nil))
 	until(t, b, unix.POLLPRI)
 	var got []byte
 	buf := make([]byte, 10)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // act sends an action.
@@ -25,14 +26,10 @@ func (s *site) act(t *testing.T, path, body string, status int, answer any) {
 func (s *site) send(t *testing.T, path, kind, body string, status int, answer any) {
 	t.Helper()
 	resp, err := s.client.Post(s.url+path, kind, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	got, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if resp.StatusCode != status {
 		t.Fatalf("%s %s: status %d: %s", path, body, resp.StatusCode, got)
 	}
@@ -46,22 +43,16 @@ func TestReadOnly(t *testing.T) {
 	for header, want := range map[string]bool{"": true, "true": false} {
 		for _, tt := range []struct{ method, path string }{{http.MethodGet, api.PathVersion}, {http.MethodPost, api.PathClose}} {
 			r, err := http.NewRequestWithContext(t.Context(), tt.method, s.url+tt.path, strings.NewReader(`{"filter":"id>0","dry_run":true}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			r.Header.Set("Content-Type", "application/json")
 			if header != "" {
 				r.Header.Set(api.ReadOnly, header)
 			}
 			resp, err := s.client.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			body, err := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got := resp.StatusCode == http.StatusOK
 			if tt.method == http.MethodGet {
 				got = strings.Contains(string(body), `"actions":true`)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // BenchmarkLookedAt opens and ends connections, 10,000 a second, beside 9,000 open
@@ -52,9 +53,7 @@ func lookedAt(b *testing.B, paths []string) {
 	var reading sync.WaitGroup
 	for _, path := range paths {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, http.NoBody)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		resp, err := s.client.Do(req)
 		if err != nil || resp.StatusCode != http.StatusOK {
 			b.Fatalf("%s: %v %v", path, resp, err)
@@ -66,9 +65,7 @@ func lookedAt(b *testing.B, paths []string) {
 	}
 	cpu := func() int64 {
 		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 		return u.Utime.Nano() + u.Stime.Nano()
 	}
 	records := make([]conntrack.Record, burst)

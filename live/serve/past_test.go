@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -81,13 +82,9 @@ func TestPast(t *testing.T) {
 func (s *site) get(t *testing.T, path string) (status int, body string) {
 	t.Helper()
 	resp, err := s.client.Get(s.url + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return resp.StatusCode, string(text)
 }

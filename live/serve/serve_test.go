@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // site is a server over a table of connections.
@@ -68,9 +69,7 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	before := runtime.GOMAXPROCS(max(poll.Procs(1), runtime.GOMAXPROCS(0)))
 	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go func() { _ = loop.Run() }()
 	t.Cleanup(loop.Stop)
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
@@ -85,9 +84,7 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	s := &site{shard: table.Shard(0), loop: loop, port: snap.Ports[0]}
 	view := live.New(table, conntrack.OnLoops([]*poll.Loop{loop}))
 	history, err := live.NewHistory(view, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	past := conntrack.NewPast(table, conntrack.LeastPast)
 	t.Cleanup(past.Close)
 	h := New(Options{
@@ -158,14 +155,10 @@ func (s *site) end(r *conntrack.Record) {
 func (s *site) ask(t *testing.T, path string, status int, answer any) {
 	t.Helper()
 	resp, err := s.client.Get(s.url + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if resp.StatusCode != status {
 		t.Fatalf("%s: status %d: %s", path, resp.StatusCode, body)
 	}
@@ -281,13 +274,9 @@ func (s *site) lines(t *testing.T, path string) *bufio.Scanner {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/x-ndjson" {
 		t.Fatalf("%s: %s", path, resp.Status)
@@ -348,13 +337,9 @@ func TestHeadOfStreams(t *testing.T) {
 	for _, path := range []string{"/v1/tap", "/v1/rates", "/v1/connections/stream"} {
 		for _, method := range []string{http.MethodHead, http.MethodGet} {
 			req, err := http.NewRequestWithContext(ctx, method, s.url+path, http.NoBody)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			resp, err := s.client.Do(req)
-			if err != nil {
-				t.Fatalf("%s %s: %v", method, path, err)
-			}
+			must.OKf(t, err, "%s %s", method, path)
 			if _ = resp.Body.Close(); resp.StatusCode != http.StatusOK {
 				t.Errorf("%s %s: %s", method, path, resp.Status)
 			}
@@ -366,9 +351,7 @@ func TestHeadOfStreams(t *testing.T) {
 func TestDocsListEachPath(t *testing.T) {
 	read := func(file, pattern string) map[string]bool {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		found := make(map[string]bool)
 		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
 			found[strings.NewReplacer("{id}", "ID").Replace(m[1])] = true

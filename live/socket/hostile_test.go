@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -36,9 +37,7 @@ func serveHostile(t *testing.T) string {
 	})
 	path := filepath.Join(t.TempDir(), "s")
 	s, err := Listen(path, mux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx) }()
@@ -125,9 +124,7 @@ func TestSlowReadersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close() // reads what is left: the connection ends before
 	defer c.Close()
 	if _, err := io.CopyN(io.Discard, resp.Body, 1<<20); err != nil && !errors.Is(err, io.EOF) {

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // answering says whether its client may act.
@@ -27,9 +29,7 @@ func answering(w http.ResponseWriter, r *http.Request) {
 func start(t *testing.T, name string) *Server {
 	t.Helper()
 	s, err := Listen(name, http.HandlerFunc(answering))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx) }()
@@ -94,9 +94,7 @@ func asOther(t *testing.T, name string) string {
 	for dir := filepath.Dir(program); err == nil && dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		err = os.Chmod(dir, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cmd := exec.Command(program)
 	cmd.Env = []string{askFor + "=" + name}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -124,9 +122,7 @@ func TestOthers(t *testing.T) {
 	if got := asOther(t, path); got == "true" || got == "false" {
 		t.Errorf("another user is answered %q", got)
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(path, 0o666))
 	if got := asOther(t, path); got != "false" {
 		t.Errorf("another user who may read is told %q, want that he may not act", got)
 	}
@@ -142,9 +138,7 @@ func TestOthers(t *testing.T) {
 func TestFileInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	left.SetUnlinkOnClose(false)
 	if _, err := Listen(path, http.NotFoundHandler()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("a socket that another process has: %v", err)
@@ -158,9 +152,7 @@ func TestFileInTheWay(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file is left: %v", err)
 	}
-	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("x"), 0o600))
 	if _, err := Listen(path, http.NotFoundHandler()); err == nil {
 		t.Error("a file that is no socket was replaced")
 	}
@@ -171,16 +163,12 @@ func TestFileInTheWay(t *testing.T) {
 func TestCloseAgainKeepsTheNextSocket(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "admin")
 	s := start(t, name)
-	if err := os.Link(name, name+".next"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Link(name, name+".next"))
 	s.Close()
 	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after Close: %v, want no file", err)
 	}
-	if err := os.Rename(name+".next", name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(name+".next", name))
 	s.Close()
 	if _, err := os.Lstat(name); err != nil {
 		t.Errorf("after another Close: %v", err)

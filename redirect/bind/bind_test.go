@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -25,9 +26,7 @@ func TestSteering(t *testing.T) {
 		Uncounted: true,
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 			r, err := New(optionsOf(node))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return r
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {
@@ -50,13 +49,9 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 		own  string // net.ipv4.ip_local_port_range
 		want bool
 	}{{"32768 60999", true}, {"32768 61000", false}, {"1024 65535", false}} {
-		if err := lab.Node.SetSysctl("net/ipv4/ip_local_port_range", c.own); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.SetSysctl("net/ipv4/ip_local_port_range", c.own))
 		r, err := New(optionsOf(lab.Node))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got := r.Traits().Replies
 		if got.Diverted != c.want || (got.Why == "") != c.want {
 			t.Errorf("local ports %s: %+v", c.own, got)
@@ -76,9 +71,7 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 func TestPlansThatCannotBe(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	r, err := New(optionsOf(lab.Node))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lab.Settle(t)
 	before := lab.Node.Dump(t)
 	for _, c := range []struct{ local, want string }{

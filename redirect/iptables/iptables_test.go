@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -24,14 +25,10 @@ func newLab(t *testing.T) *netns.Lab {
 	lab := netns.NewLab(t, 1)
 	outside := lab.Backends[0]
 	for _, r := range []struct{ to, via string }{{"0.0.0.0/0", "10.2.1.2"}, {"::/0", "fd00:2:1::2"}} {
-		if err := lab.Node.AddRoute(netip.MustParsePrefix(r.to), netip.MustParseAddr(r.via)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix(r.to), netip.MustParseAddr(r.via)))
 	}
 	for _, a := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
-		if err := outside.AddAddr("lo", netip.MustParsePrefix(a)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, outside.AddAddr("lo", netip.MustParsePrefix(a)))
 	}
 	outside.EchoTCP(t, 80)
 	outside.EchoTCP(t, 81)
@@ -169,9 +166,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			to, as := netip.AddrPortFrom(pair.endpoint, 8080), netip.AddrPortFrom(pair.client, want.FirstPort)
 			tcpDialer := steering.DialerFrom("tcp", as)
 			c, err := lab.Node.Dialer(tcpDialer, "tcp", to.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if name, err := netns.AskOn(c); err != nil || name != "b1:8080" {
 				t.Errorf("tcp as %s: got %q, %v", as, name, err)
@@ -214,15 +209,13 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 			endpoint := netip.AddrPortFrom(host, 8080)
 			for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
 				var fd int
-				if err := sys.InNetNS(lab.Node.FD(), func() (err error) {
+				must.OK(t, sys.InNetNS(lab.Node.FD(), func() (err error) {
 					var e sys.Errno
 					if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
 						err = e
 					}
 					return err
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				t.Cleanup(func() { sys.Close(fd) })
 				wait.For(t, "a connection to "+endpoint.String(), longest, func() error {
 					if e := sys.ConnectResult(fd); e != 0 {
@@ -245,9 +238,7 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
 	t.Helper()
 	u, err := from.Dialer(steering.DialerFrom("udp", as), "udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer u.Close()
 	_, _ = u.Write([]byte("hello"))
 	buf := make([]byte, 100)
@@ -303,9 +294,7 @@ func tracked(t *testing.T, n *netns.Namespace) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		flows, err := n.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, flow := range flows {
 			if flow.Forward.SrcIP.IsLoopback() {
 				continue

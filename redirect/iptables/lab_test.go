@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -66,9 +67,7 @@ func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
 	opts.Routes.NetNS = node.FD()
 	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -79,9 +78,7 @@ func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
 
 func apply(t testing.TB, r *Redirector, p redirect.Plan) {
 	t.Helper()
-	if err := r.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(p))
 }
 
 // silence is how long nobody answers who never will, and longest how long an

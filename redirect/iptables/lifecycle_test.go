@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -235,9 +236,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 				if dump(t, lab.Node.Namespace) == before {
 					t.Fatal("the dump shows nothing")
 				}
-				if err := r.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.Close())
 				compare(t, before, dump(t, lab.Node.Namespace))
 				if err := r.Apply(steering.Plan()); !errors.Is(err, mode.ErrClosed) {
 					t.Errorf("apply after close: %v", err)
@@ -271,9 +270,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 		plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 		for _, end := range []string{"taken over", "cleaned up"} {
 			killed, err := New(opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			apply(t, killed, plan)
 			old := steering.Hold(t, lab.Client, web)
 			killed.Router.Close()
@@ -297,9 +294,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 			for _, p := range []string{"iptables-" + string(opts.Variant) + "-save", "ip6tables-" + string(opts.Variant) + "-save"} {
 				compare(t, withoutCounters(program(t, fresh.Node.Namespace, p)), withoutCounters(program(t, node, p)))
 			}
-			if err := r.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.Close())
 			compare(t, before, dump(t, node))
 		}
 	})

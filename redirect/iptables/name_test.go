@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -33,9 +34,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		theirs := func() string {
 			t.Helper()
 			out, err := lab.Node.Command(t, "iptables-"+string(opts.Variant)+"-save", "-t", "filter").Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var lines []string
 			for line := range strings.Lines(string(out)) {
 				if !strings.HasPrefix(line, "#") && strings.Contains(line, "SLUICE-") {
@@ -48,9 +47,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		f := steering.NewFront(t, lab.Node, "front")
 		plan := steering.Plan(steering.Steer(f, tcp("10.96.0.10:80")))
 		r, err := New(opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var clash *redirect.ClashError
 		if err := r.Apply(plan); !errors.As(err, &clash) || !strings.Contains(err.Error(), "chain "+taken) {
 			t.Errorf("apply: %v", err)

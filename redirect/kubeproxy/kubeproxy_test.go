@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -71,23 +72,17 @@ func TestRemove(t *testing.T) {
 			lab.Backends[0].EchoUDP(t, 53)
 			run(t, lab.Node, restored, program+"-restore")
 			conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 				kube := conn.AddTable(&nftables.Table{Name: "kube-proxy", Family: family})
 				chain := conn.AddChain(&nftables.Chain{Table: kube, Name: "services"})
 				conn.AddRule(&nftables.Rule{Table: kube, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
 				conn.AddTable(&nftables.Table{Name: "theirs", Family: family})
 			}
-			if err := conn.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, conn.Flush())
 			for _, to := range []string{"10.96.0.10:53", "10.2.1.2:53"} { // one through the rules, one not
 				c, err := lab.Client.Dial("udp", to)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				_, _ = c.Write([]byte("hello"))
 				if _, err := c.Read(make([]byte, 10)); err != nil {
 					t.Fatalf("%s: %v", to, err)
@@ -96,9 +91,7 @@ func TestRemove(t *testing.T) {
 			}
 			flows := func() (n int) {
 				list, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return len(list)
 			}
 			if n := flows(); n != 2 {
@@ -131,9 +124,7 @@ func TestRemove(t *testing.T) {
 				t.Errorf("left:\n%s", left)
 			}
 			tables, err := conn.ListTables()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "kube-proxy" }) {
 				t.Error("a table is left")
 			}

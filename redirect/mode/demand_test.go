@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/watch"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -29,9 +30,7 @@ func newFakeMode(t *testing.T) *fakeMode {
 		Apply:  func(p redirect.Plan, _ *redirect.Changes) error { return m.put(p) },
 		Verify: func() (bool, error) { return false, nil },
 	}, nil, watch.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m
 }
@@ -48,9 +47,7 @@ func (m *fakeMode) put(p redirect.Plan) error {
 
 func (m *fakeMode) apply(t *testing.T, p redirect.Plan) {
 	t.Helper()
-	if err := m.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Apply(p))
 }
 
 func (m *fakeMode) verify(t *testing.T) {

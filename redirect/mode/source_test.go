@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/watch"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,17 +24,11 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	own := netip.MustParseAddr("10.1.0.77")
 	prefix := netip.PrefixFrom(own, 32)
-	if err := lab.Node.AddAddr(lab.Client.Name(), prefix); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddAddr(lab.Client.Name(), prefix))
 	router, err := route.Open(route.Options{NetNS: lab.Node.FD()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var c Core
-	if err := c.Open(Steps{}, router, watch.Options{NetNS: lab.Node.FD()}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Open(Steps{}, router, watch.Options{NetNS: lab.Node.FD()}))
 	t.Cleanup(func() { _ = c.Close() })
 	c.Touched = true // Close removes the routes
 	if _, err := router.Apply(route.State{
@@ -44,9 +39,7 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 	}
 	source := func(want string) bool {
 		lines, err := router.Dump()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return strings.HasSuffix(strings.Join(lines, "\n"), " src "+want)
 	}
 	if !source(own.String()) {
@@ -54,15 +47,11 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 	}
 	nl := lab.Node.Netlink()
 	link, err := nl.LinkByName(lab.Client.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, err := netlink.ParseAddr(prefix.String())
 	if err == nil {
 		err = nl.AddrDel(link, a)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	wait.True(t, "the routes have another source", func() bool { return source(lab.Node.IPv4.String()) })
 }

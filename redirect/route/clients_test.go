@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -43,9 +44,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 	if err == nil {
 		err = c.Node.AddLinkRoute(netip.MustParsePrefix("10.244.9.0/24"), "tunnel")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	apply(t, r, state, true)
 	apply(t, r, state, false)
 	behind, others := [2]uint16{61000, 63267}, [2]uint16{63268, 65534}
@@ -117,13 +116,9 @@ func flushReplies(t *testing.T, r *Router) {
 	for f := range redirect.Families {
 		for _, table := range []int{r.opts.ReplyTable, r.opts.ReplyTable + 1} {
 			routes, err := r.routes(f, table)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, k := range routes {
-				if err := r.removeRoute(&k); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.removeRoute(&k))
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -74,9 +75,7 @@ func open(t *testing.T, n *netns.Host, o Options) *Router {
 	t.Helper()
 	o.NetNS = n.FD()
 	r, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(r.Close)
 	return r
 }
@@ -91,9 +90,7 @@ func apply(t *testing.T, r *Router, s State, wantChange bool) {
 func dump(t *testing.T, r *Router) string {
 	t.Helper()
 	lines, err := r.Dump()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.Join(lines, "\n")
 }
 
@@ -102,9 +99,7 @@ func somebodyElses(t *testing.T, n *netns.Host) {
 	t.Helper()
 	nl := n.Netlink()
 	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, local, _ := net.ParseCIDR("10.200.0.0/16")
 	_, main, _ := net.ParseCIDR("10.201.0.0/16")
 	same := netlink.NewRule() // ours in number only
@@ -118,9 +113,7 @@ func somebodyElses(t *testing.T, n *netns.Host) {
 		nl.RuleAdd(same),
 		nl.RuleAdd(marked),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 }
 
@@ -198,9 +191,7 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 		default:
 			err = r.Put(s)
 		}
-		if err != nil {
-			t.Fatalf("state %d: %v", i, err)
-		}
+		must.OKf(t, err, "state %d", i)
 		last = s
 		got := dump(t, r)
 		if changed, err := r.Apply(s); err != nil || changed {
@@ -229,9 +220,7 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
 	defer close(done)
 	handle := vnetns.NsHandle(lab.Node.FD())
-	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{Namespace: &handle}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{Namespace: &handle}))
 	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/23")...), NonLocal: redirect.SetOf(addrs("192.0.2.2")...), MarkSteers: true}, true)
 	var order []string
 	for len(order) < 4 {
@@ -255,12 +244,10 @@ func TestTablesAreSplitBeforeServicesAreServed(t *testing.T) {
 	merged := func() bool {
 		t.Helper()
 		var text []byte
-		if err := lab.Node.Do(func() (err error) {
+		must.OK(t, lab.Node.Do(func() (err error) {
 			text, err = os.ReadFile("/proc/thread-self/net/fib_trie")
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		main, local, found := strings.Cut(string(text), "Local:\n")
 		if !found || !strings.Contains(local, "host LOCAL") {
 			t.Fatalf("not as expected:\n%s", text)
@@ -298,9 +285,7 @@ func TestPortRulesAreAddedInOrder(t *testing.T) {
 	}
 	apply(t, r, State{NonLocal: redirect.SetOf(addrs("192.0.2.0 192.0.2.1 192.0.2.2 192.0.2.3")...), PortRules: redirect.SetOf(ports...)}, true)
 	rules, err := r.rules(service.IPv4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got []string
 	for _, k := range rules {
 		if own, ok := parseRule(&k); ok && r.isOurRule(&k) {
@@ -333,15 +318,11 @@ func TestClashes(t *testing.T) {
 			if c.rule.Table != 0 {
 				rule := netlink.NewRule()
 				rule.Mark, rule.Mask, rule.Table, rule.Priority = c.rule.Mark, c.rule.Mask, c.rule.Table, 50
-				if err := nl.RuleAdd(rule); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, nl.RuleAdd(rule))
 			}
 			if c.route != "" {
 				_, dst, _ := net.ParseCIDR(c.route)
-				if err := nl.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: dst, Table: DefaultSteerTable, Protocol: 4}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, nl.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: dst, Table: DefaultSteerTable, Protocol: 4}))
 			}
 			before := lab.Node.Dump(t)
 			r := open(t, lab.Node, Options{})
@@ -393,9 +374,7 @@ func TestRouteForTheSameRange(t *testing.T) {
 // error.
 func TestWithoutIPv6(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	if err := lab.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	r := open(t, lab.Node, Options{})
 	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
 	apply(t, r, s, true)
@@ -432,13 +411,9 @@ func TestSourceChecks(t *testing.T) {
 		}
 	}
 	check()
-	if err := lab.Node.SetSysctl("net/ipv4/conf/client/src_valid_mark", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/client/src_valid_mark", "1"))
 	check("client")
-	if err := lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"))
 	check("all", "client")
 }
 
@@ -457,16 +432,12 @@ func TestCheckSockets(t *testing.T) {
 	} {
 		rule := netlink.NewRule()
 		rule.Mark, rule.Mask, rule.Table, rule.Priority, rule.Family = c.mark, &c.mask, 100, 50, netlink.FAMILY_V6
-		if err := lab.Node.Netlink().RuleAdd(rule); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.Netlink().RuleAdd(rule))
 		var clash *redirect.ClashError
 		if err := r.CheckSockets(); errors.As(err, &clash) != c.clash {
 			t.Errorf("%#x/%#x: %v, want a clash %v", c.mark, c.mask, err, c.clash)
 		}
-		if err := lab.Node.Netlink().RuleDel(rule); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.Netlink().RuleDel(rule))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -19,9 +20,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 	// The lab's first interface leads to the client, the second to the backend.
 	uplink := lab.Backends[0]
 	for _, via := range []netip.Addr{uplink.IPv4, uplink.IPv6} {
-		if err := lab.Node.AddRoute(netip.PrefixFrom(zeroOf(via), 0), via); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddRoute(netip.PrefixFrom(zeroOf(via), 0), via))
 	}
 	r := open(t, lab.Node, Options{})
 	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16 fd01::/112")...), NonLocal: redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...), MarkSteers: true}
@@ -41,9 +40,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 		t.Errorf("by the default route: %s, want %s", got, byDefault)
 	}
 	link, err := nl.LinkByName(lab.Client.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	own := addrs("10.1.0.77 fd00:1::77")
 	s.Sources = redirect.Sources{own[0], own[1]}
 	apply(t, r, s, false)
@@ -52,23 +49,17 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 	}
 	for round := range 2 {
 		for _, a := range own {
-			if err := lab.Node.AddAddr(lab.Client.Name(), netip.PrefixFrom(a, a.BitLen())); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.AddAddr(lab.Client.Name(), netip.PrefixFrom(a, a.BitLen())))
 		}
 		apply(t, r, s, false)
 		if got := sources(); got != "10.1.0.77 fd00:1::77 10.1.0.77 fd00:1::77" {
 			t.Errorf("round %d, the node's own address: %s", round, got)
 		}
 		list, err := nl.AddrList(link, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, a := range list {
 			if ip := addrOf(a.IP); ip == own[0] || ip == own[1] {
-				if err := nl.AddrDel(link, &a); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, nl.AddrDel(link, &a))
 			}
 		}
 		for _, to := range addrs("10.96.3.4 fd01::34") {
@@ -82,9 +73,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 		}
 		apply(t, r, s, false)
 	}
-	if err := nl.RouteDel(r.route(syscall.RT_TABLE_LOCAL, prefixes("10.96.0.0/16")[0], netip.Addr{})); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nl.RouteDel(r.route(syscall.RT_TABLE_LOCAL, prefixes("10.96.0.0/16")[0], netip.Addr{})))
 	r.Follow()
 	if repaired, err := r.Verify(); err != nil || !repaired {
 		t.Errorf("a route that another program removed: repaired %v, %v, want Verify to restore it", repaired, err)

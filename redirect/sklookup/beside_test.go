@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -28,14 +29,10 @@ func TestConnectionsPastUsGoOn(t *testing.T) {
 		{netip.MustParseAddr("2001:db8::10"), lab.Backends[0].IPv6, redirect.ListenIPv6},
 	} {
 		at := netip.PrefixFrom(pair.vip, pair.vip.BitLen())
-		if err := errors.Join(lab.Backends[0].AddAddr("lo", at), lab.Node.AddRoute(at, pair.via)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(lab.Backends[0].AddAddr("lo", at), lab.Node.AddRoute(at, pair.via)))
 		dst := service.Destination{Addr: pair.vip, Port: 80, Protocol: service.TCP}
 		c, err := lab.Client.Dial("tcp", netip.AddrPortFrom(dst.Addr, dst.Port).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		if got, err := netns.AskOn(c); err != nil || got != "b1:80" {
@@ -55,14 +52,10 @@ func TestConnectionsPastUsGoOn(t *testing.T) {
 			p.Steer = p.Steer.With(dst, redirect.Target{Port: own.Port(), FD: fd})
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p.NonLocal = p.NonLocal.With(pair.vip, struct{}{})
 	}
-	if err := r.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(p))
 	for i, c := range open {
 		got := make([]byte, 5)
 		_, err := c.Write([]byte("still"))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -47,9 +48,7 @@ func TestAnswersAreFoundByTheSocket(t *testing.T) {
 	if r.ingress == nil {
 		t.Fatal("this kernel has no tcx")
 	}
-	if err := r.Apply(steering.Plan()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(steering.Plan()))
 	replies := r.Traits().Replies
 	if !replies.Diverted {
 		t.Errorf("no answer comes back: %+v", replies)
@@ -96,17 +95,13 @@ func TestIngressFollowsInterfaces(t *testing.T) {
 	lab.Settle(t)
 	r := newRedirector(t, lab.Node)
 	t.Cleanup(func() { _ = r.Close() })
-	if err := r.Apply(steering.Plan()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(steering.Plan()))
 	steering.HoldClients(t, r, lab.Client.IPv4)
 	if n := len(r.ingress.links); n != 2 {
 		t.Errorf("the program is at %d interfaces, want 2", n)
 	}
 	for _, l := range r.ingress.links {
-		if err := l.(interface{ Detach() error }).Detach(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.(interface{ Detach() error }).Detach())
 		break
 	}
 	server := lab.AddBackend(t)
@@ -136,9 +131,7 @@ func TestIngressFollowsInterfaces(t *testing.T) {
 
 	nodeOnly := steering.Plan()
 	nodeOnly.NodeSourceOnly = true
-	if err := r.Apply(nodeOnly); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(nodeOnly))
 	if n := len(r.ingress.links); n != 0 {
 		t.Errorf("nobody needs the program, and it is at %d interfaces", n)
 	}
@@ -176,25 +169,17 @@ func TestIngressStandsBesideOthers(t *testing.T) {
 	r := newRedirector(t, lab.Node)
 	t.Cleanup(func() { _ = r.Close() })
 	other, err := openIngress(lab.Node.FD(), 0x4000, [2]uint16{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(other.close)
 	var before []link.Link
 	for _, h := range []string{"client", "b1"} {
 		k, err := lab.Node.Netlink().LinkByName(h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		l, err := other.attach(k.Attrs().Index)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		before = append(before, l)
 	}
-	if err := r.Apply(steering.Plan()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(steering.Plan()))
 	steering.HoldClients(t, r, lab.Client.IPv4)
 	if _, err := asClient(t, lab, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 62000), netip.AddrPortFrom(server.IPv4, 8080)); err != nil {
 		t.Error(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -48,9 +49,7 @@ func TestVerifyRepairs(t *testing.T) {
 	r := newRedirector(t, lab.Node)
 	defer r.Close()
 	plan := steering.Plan(steering.Steer(front, web4, web6), steering.Silent(service.Destination{Addr: web4.Addr, Port: 81, Protocol: service.TCP}))
-	if err := r.Apply(plan); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(plan))
 	held := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Node, web6)}
 	for _, c := range []struct {
 		name string
@@ -67,9 +66,7 @@ func TestVerifyRepairs(t *testing.T) {
 		{"a listening socket removed", func() error { return r.tables.deleteSocket(firstSlot) }},
 		{"the silent socket removed", func() error { return r.tables.deleteSocket(silentTCP4) }},
 	} {
-		if err := c.do(); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.OKf(t, c.do(), "%s", c.name)
 		r.unread = 0
 		if repaired, err := r.Verify(); !repaired || err != nil {
 			t.Errorf("%s: verify: %v, %v", c.name, repaired, err)
@@ -135,21 +132,15 @@ func TestMapsThatAreFull(t *testing.T) {
 	opts := optionsOf(lab.Node)
 	opts.MaxDestinations = 16
 	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
 	for range 2 {
-		if err := r.Apply(bigPlan(front, 8)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Apply(bigPlan(front, 8)))
 		if err := r.Apply(bigPlan(front, 100)); err == nil || !strings.Contains(err.Error(), "have room for 16 destinations of each family") {
 			t.Errorf("too many: %v", err)
 		}
 	}
-	if err := r.Apply(bigPlan(front, 4)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(bigPlan(front, 4)))
 	if got := steering.Reach(t, lab.Client, web4, ""); got != front.Says(web4) {
 		t.Errorf("got %q", got)
 	}
@@ -163,9 +154,7 @@ const mostSlower = 10
 func processorTime(t *testing.T) time.Duration {
 	t.Helper()
 	var at unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &at); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &at))
 	return time.Duration(at.Nano())
 }
 
@@ -177,9 +166,7 @@ func TestManyServices(t *testing.T) {
 	apply := func(r *Redirector, p redirect.Plan) time.Duration {
 		t.Helper()
 		start := processorTime(t)
-		if err := r.Apply(p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Apply(p))
 		return processorTime(t) - start
 	}
 	// changes gives the median time of a change to a plan, and back.

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -47,14 +48,10 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 		t.Run(round, func(t *testing.T) { // its sockets end with it
 			front := steering.NewFront(t, lab.Node, "front")
 			r := newPinned(t, lab.Node, root)
-			if err := r.Apply(steering.Plan(steering.Steer(front, all...))); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.Apply(steering.Plan(steering.Steer(front, all...))))
 			reach(round, web, front.Says)
 			info, err := r.link.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if before != 0 && info.ID != before {
 				t.Error("it did not take over the link")
 			}
@@ -67,15 +64,11 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 					t.Errorf("a pin that cannot be read for want of descriptors: repaired %v, %v", repaired, err)
 				}
 			})
-			if err := os.Remove(r.pin.dir.Pin(pinName)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(r.pin.dir.Pin(pinName)))
 			if repaired, err := r.Verify(); !repaired || err != nil {
 				t.Errorf("verify without the pin: %v, %v", repaired, err)
 			}
-			if err := r.link.Detach(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.link.Detach())
 			if repaired, err := r.Verify(); !repaired || err != nil {
 				t.Errorf("verify of a program that was detached: %v, %v", repaired, err)
 			}
@@ -101,16 +94,10 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 func withoutDescriptors(t *testing.T, f func()) {
 	t.Helper()
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}))
 	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	}()
 	f()
 }
@@ -121,27 +108,17 @@ func TestPlacesOfPins(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	root := netns.MountBPF(t)
 	gone, err := sys.NewNetNS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o := pinnedOptions(lab.Node, root)
 	o.Routes.NetNS = int(gone.Fd())
 	r, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Apply(redirect.Plan{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, r.Apply(redirect.Plan{}))
 	dead := r.pin.dir
 	kill(r)
-	if err := gone.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gone.Close())
 	own, err := bpffs.Of(root, "sluice", lab.Node.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, c := range []struct {
 		root, want string
 		prepare    func() error
@@ -152,9 +129,7 @@ func TestPlacesOfPins(t *testing.T) {
 		{root, "belongs to another user", func() error { return os.Chmod(filepath.Dir(string(own)), 0o777) }},
 	} {
 		if c.prepare != nil {
-			if err := errors.Join(own.Make(), c.prepare()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(own.Make(), c.prepare()))
 		}
 		r := newPinned(t, lab.Node, c.root)
 		if err := r.Apply(redirect.Plan{}); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -53,9 +54,7 @@ func ask(t testing.TB, p *ebpf.Program, d service.Destination) string {
 	binary.NativeEndian.PutUint32(in[ctxLocalPort:], uint32(d.Port))
 	out := make([]byte, len(in))
 	answer, err := p.Run(&ebpf.RunOptions{Context: in, ContextOut: out})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cookie := binary.NativeEndian.Uint64(out)
 	switch {
 	case answer == skDrop:
@@ -141,9 +140,7 @@ func cookiesOf(t testing.TB, r *Redirector) map[string]string {
 	t.Helper()
 	cookie := func(s slot) string {
 		var c uint64
-		if err := r.tables.sockets.Lookup(uint32(s), &c); err != nil {
-			t.Fatalf("slot %d: %v", s, err)
-		}
+		must.OKf(t, r.tables.sockets.Lookup(uint32(s), &c), "slot %d", s)
 		return fmt.Sprint("socket ", c)
 	}
 	cookies := map[string]string{
@@ -173,9 +170,7 @@ func TestProgramSaysWhatThePlanSays(t *testing.T) {
 		if rnd.IntN(10) == 0 {
 			r.whole = false
 		}
-		if err := r.Apply(p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Apply(p))
 		cookies := cookiesOf(t, r)
 		for _, d := range append(universe(), strangers...) {
 			if got, want := ask(t, r.tables.program, d), model(&p, cookies, d); got != want {
@@ -197,9 +192,7 @@ func BenchmarkProgram10kServices(b *testing.B) {
 	front := steering.NewFront(b, lab.Node, "front")
 	r := newRedirector(b, lab.Node)
 	defer r.Close()
-	if err := r.Apply(bigPlan(front, 10000)); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, r.Apply(bigPlan(front, 10000)))
 	for _, c := range []struct{ name, to string }{
 		{"served", "10.96.0.10:80"}, {"unknown port", "10.96.0.10:81"}, {"the host's", "10.1.0.1:80"}, {"served, IPv6", "[fd01::10]:80"},
 	} {

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -24,9 +25,7 @@ func optionsOf(node *netns.Host) Options {
 func newRedirector(t testing.TB, node *netns.Host) *Redirector {
 	t.Helper()
 	r, err := New(optionsOf(node))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -65,9 +64,7 @@ func pinnedOptions(node *netns.Host, root string) Options {
 func newPinned(t testing.TB, node *netns.Host, root string) *Redirector {
 	t.Helper()
 	r, err := New(pinnedOptions(node, root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -91,9 +88,7 @@ func newBeside(t testing.TB, node *netns.Host) *Redirector {
 func newPinnedBeside(t testing.TB, node *netns.Host, root string) *Redirector {
 	t.Helper()
 	side, err := tproxy.New(besideOptions(node))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := New(Options{Routes: route.Options{NetNS: node.FD()}, Beside: side, BPFRoot: root, Name: "sluice"})
 	if err != nil {
 		_ = side.Close()
@@ -144,9 +139,7 @@ func TestRepliesCostNothingUntilASocketNeedsThem(t *testing.T) {
 			apply := func(when string, nodeOnly, want bool) {
 				t.Helper()
 				p := redirect.Plan{NodeSourceOnly: nodeOnly, Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"))}
-				if err := r.Apply(p); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.Apply(p))
 				if repaired, err := r.Verify(); repaired || err != nil {
 					t.Fatalf("%s: verify: %v, %v", when, repaired, err)
 				}

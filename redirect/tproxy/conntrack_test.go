@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -81,9 +82,7 @@ func TestFullConntrackTable(t *testing.T) {
 		steering.Keep(t, c, ip[0].String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())).Works(t, "connected")
 		_ = c.Close()
 		u, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 10002), netip.AddrPortFrom(ip[1], 53).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := exchangeUDP(u); got != "an answer" {
 			t.Errorf("UDP as %s: %s", ip[0], got)
 		}
@@ -111,15 +110,13 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 		for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
 			before := lab.Node.Tracked(t)
 			var fd int
-			if err := sys.InNetNS(lab.Node.FD(), func() (err error) {
+			must.OK(t, sys.InNetNS(lab.Node.FD(), func() (err error) {
 				var e sys.Errno
 				if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
 					err = e
 				}
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			t.Cleanup(func() { sys.Close(fd) })
 			wait.For(t, "a connection to "+endpoint.String(), patience, func() error {
 				if e := sys.ConnectResult(fd); e != 0 {

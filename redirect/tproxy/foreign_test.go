@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -29,9 +30,7 @@ func elsewhere(t *testing.T, lab *netns.Lab, addrs ...string) {
 			via = b.IPv6
 		}
 		p := netip.PrefixFrom(ip, ip.BitLen())
-		if err := errors.Join(b.AddAddr("lo", p), lab.Node.AddRoute(p, via)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(b.AddAddr("lo", p), lab.Node.AddRoute(p, via)))
 	}
 }
 
@@ -134,9 +133,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 func echoUDPAt(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		_ = pc.Close()
@@ -173,9 +170,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			b.EchoUDP(t, 53)
 			lab.Client.EchoTCP(t, 15001)
 			check := func() {
-				if err := lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"))
 			}
 			if strict == "before" {
 				check()
@@ -195,9 +190,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			lc := net.ListenConfig{Control: steering.DialerFrom("tcp", netip.AddrPort{}).Control}
 			lc.SetMultipathTCP(false)
 			wildcard, err := lab.Node.ListenConfig(&lc, "tcp4", "0.0.0.0:15001")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = wildcard.Close() })
 			for _, ip := range [][2]netip.Addr{{lab.Client.IPv4, b.IPv4}, {lab.Client.IPv6, b.IPv6}} {
 				for _, port := range []uint16{replies.FirstPort, replies.LastPort} {
@@ -214,18 +207,14 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 					_ = c.Close()
 				}
 				c, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12000), netip.AddrPortFrom(ip[1], 53).String())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := exchangeUDP(c); got != "an answer" {
 					t.Errorf("UDP as %s: %s", ip[0], got)
 				}
 				_ = c.Close()
 				if strict == "" || ip[0].Is6() { // the check of sources does not let errors through
 					c, err = dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					if got := exchangeUDP(c); got != "refused" {
 						t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
 					}
@@ -234,9 +223,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				// Directly: by ports that the kernel gives, which never are ours,
 				// and from and to ports of ours.
 				c, err = lab.Client.Dial("tcp", netip.AddrPortFrom(ip[1], 8080).String())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if port := netip.MustParseAddrPort(c.LocalAddr().String()).Port(); port >= replies.FirstPort && port <= replies.LastPort {
 					t.Errorf("the kernel gave a client port %d, which is of our range", port)
 				}
@@ -281,9 +268,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 80)
 	rule := netlink.NewRule()
 	rule.Mark, rule.Table, rule.Priority = 0x1000, 100, 50
-	if err := lab.Node.Netlink().RuleAdd(rule); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Netlink().RuleAdd(rule))
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onNonLocal(tcp("192.0.2.10:80")))
@@ -296,9 +281,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 			t.Errorf("to %s: got %q, want %q", to, got, want)
 		}
 	}
-	if err := lab.Node.Netlink().RuleDel(rule); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Netlink().RuleDel(rule))
 	apply(t, r, plan)
 	if got := steering.Reach(t, lab.Client, tcp("192.0.2.10:80"), ""); got != "front for 192.0.2.10:80" {
 		t.Errorf("after the clash: got %q", got)

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -85,9 +86,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 
 	killed, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	plan := planOf(steerTo(first, web, tcp("10.97.0.1:80")), refusing(tcp("10.96.0.99:1")))
 	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
@@ -123,9 +122,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	old.Works(t, "after the change of process")
 
 	got, err := Dump(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	fresh := netns.NewLab(t, 0)
 	again := newRedirector(t, fresh.Node, Options{})
 	apply(t, again, planOf(steerTo(second, web)))
@@ -140,25 +137,17 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 func somebodyElses(t *testing.T, n *netns.Namespace) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
 	set := &nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}
-	if err := conn.AddSet(set, []nftables.SetElement{{Key: []byte{10, 96, 0, 10}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.AddSet(set, []nftables.SetElement{{Key: []byte{10, 96, 0, 10}}}))
 	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	nl := n.Netlink()
 	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, local, _ := net.ParseCIDR("10.200.0.0/16")
 	_, main, _ := net.ParseCIDR("10.201.0.0/16")
 	rule := netlink.NewRule()
@@ -168,9 +157,7 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 		nl.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: main, Protocol: route.Protocol}),
 		nl.RuleAdd(rule),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 }
 
@@ -203,9 +190,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 	if lab.Node.Dump(t) == before {
 		t.Fatal("the dump shows nothing")
 	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Close())
 	compare(t, before, lab.Node.Dump(t))
 	if err := r.Apply(planOf()); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("apply after close: %v", err)
@@ -225,9 +210,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 		t.Errorf("nothing to remove: got %v, %v", removed, err)
 	}
 	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
 	r.Router.Close() // killed
 	r.filter.close()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -20,20 +21,14 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 	lab.Settle(t)
 	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
 	for _, sets := range []string{"", "allowed", "allowed steer4-1"} {
 		conn.AddTable(table)
 		for _, name := range strings.Fields(sets) {
-			if err := conn.AddSet(&nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIPAddr}, nil); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, conn.AddSet(&nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIPAddr}, nil))
 		}
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.Flush())
 		before := lab.Node.Dump(t)
 		var clash *redirect.ClashError
 		if _, err := New(opts); !errors.As(err, &clash) || !strings.Contains(err.Error(), "inet sluice is there and not ours") {
@@ -46,17 +41,11 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 			t.Errorf("sets %q: before:\n%s\nafter:\n%s", sets, before, after)
 		}
 		conn.DelTable(table)
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.Flush())
 	}
 	conn.AddTable(table)
-	if err := conn.AddSet(&nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.AddSet(&nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}, nil))
+	must.OK(t, conn.Flush())
 	if removed, err := Cleanup(opts); err != nil || len(removed) != 1 {
 		t.Errorf("made before tables were marked: %q, %v", removed, err)
 	}
@@ -68,21 +57,13 @@ func TestProbeRemovesNobodysTable(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	conn.AddTable(&nftables.Table{Name: DefaultTable + "-probe", Family: nftables.TableFamilyINet})
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	before := lab.Node.Dump(t)
 	r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, r.Close())
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -23,9 +24,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	check := func(what string, wantOutput, wantShort bool) {
 		t.Helper()
 		now, err := r.filter.reader.contents(r.filter.table.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		output := slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainOutput })
 		if output != wantOutput {
 			t.Errorf("%s: a hook for what the node sends: %v, want %v", what, output, wantOutput)
@@ -66,9 +65,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	hooked := func() bool {
 		t.Helper()
 		now, err := r.filter.reader.contents(r.filter.table.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainPrerouting })
 	}
 	looksUp := func() bool {

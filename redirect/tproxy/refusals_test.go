@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/nftables"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -29,21 +30,15 @@ func TestCountsAreNoDamage(t *testing.T) {
 	count(1)
 	count(2)
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	if repaired, err := r.Verify(); repaired || err != nil {
 		t.Errorf("beside somebody else's table: repaired %v, %v", repaired, err)
 	}
 	count(3)
 	conn.FlushRuleset()
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	if repaired, err := r.Verify(); !repaired || err != nil {
 		t.Errorf("without a table: repaired %v, %v", repaired, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -45,14 +46,10 @@ func BenchmarkFirstSync(b *testing.B) {
 			p := clusterPlan(n)
 			for b.Loop() {
 				r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				apply(b, r, p)
 				b.StopTimer()
-				if err := r.Close(); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, r.Close())
 				b.StartTimer()
 			}
 		})

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -33,15 +34,11 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 	}
 	apply(t, r, planOf(steerTo(f, web4, web6), refusing(tcp("10.96.0.11:80"))))
 	want, err := Dump(r.opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	conns := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Client, web6), steering.Hold(t, lab.Node, web4), steering.Hold(t, lab.Node, web6)}
 
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
 	nl := lab.Node.Netlink()
 	const routeRemoved = "a route removed"
@@ -94,9 +91,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 				Scope: netlink.SCOPE_HOST, LinkIndex: kernel.Loopback, Dst: n})
 		}},
 	} {
-		if err := c.do(); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.OKf(t, c.do(), "%s", c.name)
 		if c.name != routeRemoved { // without its route, no packet arrives
 			for _, o := range conns {
 				o.Works(t, c.name+", before the repair")
@@ -136,13 +131,9 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"))))
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	conn.FlushRuleset()
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
 	for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
 		if got := steering.Reach(t, lab.Client, tcp(d), ""); got != f.Says(tcp(d)) {
@@ -166,32 +157,20 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	if got := source(); got != "10.1.0.1" {
 		t.Errorf("source %s, want the first global address", got)
 	}
-	if err := lab.Node.AddAddr("client", netip.MustParsePrefix("10.5.0.1/24")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddAddr("client", netip.MustParsePrefix("10.5.0.1/24")))
 	link, err := lab.Node.Netlink().LinkByName("client")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	addr, err := netlink.ParseAddr("10.1.0.1/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.Netlink().AddrDel(link, addr); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, lab.Node.Netlink().AddrDel(link, addr))
 	if repaired, err := r.Verify(); repaired || err != nil { // nobody changed anything of ours
 		t.Errorf("the address is gone: repaired %v, %v", repaired, err)
 	}
 	if got := source(); got != "10.5.0.1" {
 		t.Errorf("source %s, want the address that is left", got)
 	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Close())
+	must.OK(t, lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")))
 	asked := newRedirector(t, lab.Node, Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}})
 	apply(t, asked, planOf(steerTo(f, web)))
 	if got := source(); got != "10.0.0.1" {
@@ -211,9 +190,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 	tracked := func() (list []string) {
 		for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 			flows, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, flow := range flows {
 				if (flow.Forward.Protocol == unix.IPPROTO_TCP || flow.Forward.Protocol == unix.IPPROTO_UDP) && !flow.Forward.SrcIP.IsLoopback() {
 					list = append(list, flow.String())
@@ -305,19 +282,13 @@ func TestFlushIsNoticed(t *testing.T) {
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, web, out), onNonLocal(out)))
 	want, err := Dump(r.opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	upstream, err := dialAs(lab.Node, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 10001), "10.2.1.2:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	kept := steering.Keep(t, upstream, "client", tcp("10.2.1.2:8080"))
 	conns := []*steering.Held{kept, steering.Hold(t, lab.Client, web), steering.Hold(t, lab.Node, web), steering.Hold(t, lab.Client, out)}
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	nl := lab.Node.Netlink()
 	flushTable := func(table int) func() error {
 		return func() error {
@@ -363,9 +334,7 @@ func TestFlushIsNoticed(t *testing.T) {
 		for len(r.Changed()) > 0 {
 			<-r.Changed()
 		}
-		if err := c.do(); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.OKf(t, c.do(), "%s", c.name)
 		repairs, begin := 0, time.Now()
 		for repairs == 0 {
 			select {
@@ -374,9 +343,7 @@ func TestFlushIsNoticed(t *testing.T) {
 				t.Fatalf("%s: not noticed", c.name)
 			}
 			repaired, err := r.Verify()
-			if err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
+			must.OKf(t, err, "%s", c.name)
 			if repaired {
 				repairs++
 			}

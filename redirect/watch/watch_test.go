@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -22,9 +23,7 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 func open(t *testing.T, lab *netns.Lab) *Watcher {
 	t.Helper()
 	w, err := Open(Options{Tables: []string{"ours"}, NetNS: lab.Node.FD()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(w.Close)
 	return w
 }
@@ -48,16 +47,12 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := func(name string) *nftables.Table {
 		return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 	}
 	r, err := route.Open(route.Options{NetNS: lab.Node.FD(), SplitLate: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(r.Close)
 	state := route.State{
 		Local:    redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16")),
@@ -106,12 +101,8 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 		{"nothing", false, func() error { return nil }},
 	} {
 		w := open(t, lab) // one change may be told in two parts: the next step's Watcher knows of none
-		if err := c.do(); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
-		if err := conn.Flush(); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.OKf(t, c.do(), "%s", c.name)
+		must.OKf(t, conn.Flush(), "%s", c.name)
 		if got := told(w, map[bool]time.Duration{false: quiet, true: patience}[c.tell]); got != c.tell {
 			t.Errorf("%s: told %v, want %v", c.name, got, c.tell)
 		}
@@ -125,9 +116,7 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	calls, resume := make(chan struct{}), make(chan struct{})
 	w, err := Open(Options{NetNS: lab.Node.FD(), Gone: func() { calls <- struct{}{}; <-resume }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(w.Close)
 	called := func(want bool) {
 		t.Helper()
@@ -144,14 +133,10 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 	}
 	nl := lab.Node.Netlink()
 	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	list := []string{"10.9.9.9/32", "fd00:9::9/128"}
 	for _, a := range list {
-		if err := lab.Node.AddAddr("lo", netip.MustParsePrefix(a)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddAddr("lo", netip.MustParsePrefix(a)))
 	}
 	called(false)
 	for _, text := range list {
@@ -159,9 +144,7 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 		if err == nil {
 			err = nl.AddrDel(lo, a)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if text == list[0] {
 			called(true)
 		}
@@ -176,17 +159,13 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 func TestTellsNotTooOften(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w := open(t, lab)
 	begin, times := time.Now(), 0
 	for took := time.Duration(0); took < 4*pause || times == 0 && took < patience; took = time.Since(begin) {
 		conn.AddTable(&nftables.Table{Name: "ours", Family: nftables.TableFamilyINet})
 		conn.DelTable(&nftables.Table{Name: "ours", Family: nftables.TableFamilyINet})
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.Flush())
 		if told(w, 0) {
 			times++
 		}

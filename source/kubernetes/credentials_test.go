@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -36,9 +37,7 @@ func kubeconfig(t *testing.T, server string, ca []byte) string {
 	cluster := "server: " + server
 	if ca != nil {
 		file := filepath.Join(dir, "ca.crt")
-		if err := os.WriteFile(file, ca, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, ca, 0o600))
 		cluster += ", certificate-authority: " + file
 	}
 	name := filepath.Join(dir, "kubeconfig")
@@ -49,9 +48,7 @@ users: [{name: a, user: {token: %s}}]
 contexts: [{name: a, context: {cluster: a, user: a}}]
 current-context: a
 `, cluster, secretToken)
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 
@@ -78,9 +75,7 @@ func TestTokenGoesToItsServerAlone(t *testing.T) {
 	run := func(url, master string, ca []byte, until func(log string) error) {
 		t.Helper()
 		client, err := Connect(Connection{Kubeconfig: kubeconfig(t, url, ca), Master: master, QPS: 1000, Burst: 1000})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		log := &output.Text{}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -143,13 +138,9 @@ func TestMasterGetsTheTokenOfThePod(t *testing.T) {
 		{"without TLS", plain.URL, ""},
 	} {
 		config, err := Connection{Master: test.master}.podConfig(inPod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		client, err := rest.UnversionedRESTClientFor(unversioned(config))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil || token.Load() != test.want {
 			t.Errorf("%s: the server has got %q, %v; want %q", test.name, token.Load(), err, test.want)
 		}
@@ -177,9 +168,7 @@ func TestLimitOfRequests(t *testing.T) {
 		limiting bool
 	}{{0, defaultQPS, true}, {7, 7, true}, {-1, 0, false}} {
 		config, err := Connection{Master: "http://192.0.2.1", QPS: test.qps, Burst: 3}.config()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		limiting := false
 		for range 1000 {
 			limiting = limiting || !config.RateLimiter.TryAccept()

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -22,9 +23,7 @@ import (
 // burst, with what the rate allows in the time that the test takes.
 func TestEvents(t *testing.T) {
 	scheme, err := newScheme()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	decoder := serializer.NewCodecFactory(scheme).UniversalDeserializer()
 	var mu sync.Mutex
 	got := map[string][]*eventsv1.Event{} // by path
@@ -46,9 +45,7 @@ func TestEvents(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := Connect(Connection{Master: server.URL, QPS: 1000, Burst: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	events := NewEvents(client, "node-1", zerolog.Nop())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

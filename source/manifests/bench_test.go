@@ -17,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // patience is how long a test waits for what must come. It is long: the
@@ -165,9 +166,7 @@ func (b *bench) changeCount() int {
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 // replace writes a file beside and renames it into place, as editors do.
@@ -179,30 +178,22 @@ func replace(t testing.TB, name, text string) {
 
 func rename(t testing.TB, from, to string) {
 	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(from, to))
 }
 
 func remove(t testing.TB, name string) {
 	t.Helper()
-	if err := os.RemoveAll(name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(name))
 }
 
 func mkdir(t testing.TB, name string) {
 	t.Helper()
-	if err := os.MkdirAll(name, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(name, 0o755))
 }
 
 func symlink(t testing.TB, target, name string) {
 	t.Helper()
-	if err := os.Symlink(target, name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(target, name))
 }
 
 func svc(name, ip string) string {
@@ -242,7 +233,5 @@ func with(n *fakeNotifier) func(*Watcher) {
 
 func mkfifo(t testing.TB, name string) {
 	t.Helper()
-	if err := syscall.Mkfifo(name, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(name, 0o644))
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -17,14 +19,10 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if d := cmp.Diff(string(want), got); d != "" {
 		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", file, d)
 	}
@@ -37,15 +35,11 @@ const samples = "../../test/manifests"
 func TestBrokenManifests(t *testing.T) {
 	dir := filepath.Join(samples, "broken")
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var out strings.Builder
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c, findings := decode(e.Name(), data, Options{})
 		for _, f := range findings {
 			if f.warning {

@@ -16,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // one decodes a file of one object that must be in order.
@@ -297,9 +299,7 @@ func TestSamples(t *testing.T) {
 		}
 		for _, f := range files {
 			data, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			c, findings := decode(filepath.Base(f), data, Options{})
 			for _, f := range findings {
 				t.Error(f)
@@ -323,9 +323,7 @@ func TestFillAgreesWithJSON(t *testing.T) {
 		files, _ := filepath.Glob(filepath.Join(samples, dir, "*.yaml"))
 		for _, f := range files {
 			data, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			compareWithJSON(t, data)
 		}
 	}
@@ -455,12 +453,8 @@ func TestJSONParserAgreesWithYAML(t *testing.T) {
 		}
 		return visit
 	}
-	if err := parseJSON([]byte(text), collect(&a)); err != nil {
-		t.Fatal(err)
-	}
-	if err := parseYAML([]byte(text), collect(&b)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, parseJSON([]byte(text), collect(&a)))
+	must.OK(t, parseYAML([]byte(text), collect(&b)))
 	if d := cmp.Diff(b, a); d != "" {
 		t.Error(d)
 	}
@@ -473,9 +467,7 @@ func FuzzDecode(f *testing.F) {
 		files, _ := filepath.Glob(filepath.Join(samples, dir, "*"))
 		for _, name := range files {
 			data, err := os.ReadFile(name)
-			if err != nil {
-				f.Fatal(err)
-			}
+			must.OK(f, err)
 			f.Add(data, filepath.Ext(name) == ".json")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // clusterDump writes services with a slice of three endpoints each, as kubectl
@@ -118,14 +119,12 @@ func BenchmarkLoad10000Services100Files(b *testing.B) {
 	for b.Loop() {
 		loads++
 		ctx, cancel := context.WithCancel(context.Background())
-		if err := New(dir, Options{}).Run(ctx, func(c service.Change) {
+		must.OK(b, New(dir, Options{}).Run(ctx, func(c service.Change) {
 			if len(c.Services) != 10_000 || len(c.EndpointSlices) != 10_000 {
 				b.Errorf("%d services, %d slices", len(c.Services), len(c.EndpointSlices))
 			}
 			cancel()
-		}); err != nil {
-			b.Fatal(err)
-		}
+		}))
 	}
 	b.ReportMetric(float64((cpuTime(b)-before).Milliseconds())/float64(loads), "cpu-ms/op")
 }
@@ -134,9 +133,7 @@ func BenchmarkLoad10000Services100Files(b *testing.B) {
 // says more than the clock.
 func cpuTime(t testing.TB) time.Duration {
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 

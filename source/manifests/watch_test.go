@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestFirstChangeOfEmptyDirectory(t *testing.T) {
@@ -133,9 +134,7 @@ func TestHalfWrittenFile(t *testing.T) {
 	b := start(t, dir)
 	text := svc("a", "10.96.0.2")
 	f, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	b.settled() // sees it empty
 	for _, cut := range []int{5, 20, 60, 75} {
@@ -570,20 +569,14 @@ func TestStats(t *testing.T) {
 // so that fsnotify learns of nothing in between.
 func TestRenamedOntoAnother(t *testing.T) {
 	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n := fsNotifier{w}
 	defer n.Close()
 	dir := t.TempDir()
 	one, other := filepath.Join(dir, "one"), filepath.Join(dir, "other")
 	for _, d := range []string{one, other} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.Add(d); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(d, 0o755))
+		must.OK(t, n.Add(d))
 	}
 	for _, do := range []func() error{
 		func() error { return os.WriteFile(filepath.Join(one, "file"), nil, 0o644) }, // an event that waits
@@ -591,9 +584,7 @@ func TestRenamedOntoAnother(t *testing.T) {
 		func() error { return os.Rename(other, one) },
 		func() error { return n.Add(one) },
 	} {
-		if err := do(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, do())
 	}
 	t.Log(n.Remove(one))
 	if err := n.Add(one); err != nil {

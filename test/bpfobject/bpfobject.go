@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Check compiles the C sources of the test's folder again by the go:generate line of its doc.go,
@@ -24,9 +26,7 @@ func Check(t *testing.T) {
 		}
 	}
 	doc, err := os.ReadFile("doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, command, found := strings.Cut(string(doc), "//go:generate go run ")
 	if !found {
 		t.Fatal("doc.go has no go:generate line")
@@ -35,9 +35,7 @@ func Check(t *testing.T) {
 	dir := t.TempDir()
 	for _, pattern := range []string{"*.h", "*.c"} {
 		for _, source := range glob(t, pattern) {
-			if err := os.WriteFile(filepath.Join(dir, source), read(t, source), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, source), read(t, source), 0o600))
 		}
 	}
 	// bpf2go names the sources relative to its working directory.
@@ -66,17 +64,13 @@ func Check(t *testing.T) {
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
 	files, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return files
 }
 
 func read(t *testing.T, file string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return text
 }

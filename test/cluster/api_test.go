@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // api creates, reads and changes objects as one user. The typed clients of
@@ -44,9 +46,7 @@ func newAPI(t *testing.T, config *rest.Config) *api {
 		{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
 		{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
 	} {
-		if err := group.add(a.scheme); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, group.add(a.scheme))
 		own := *config
 		own.GroupVersion, own.APIPath = &group.gv, "/apis"
 		if group.gv.Group == "" {
@@ -54,9 +54,7 @@ func newAPI(t *testing.T, config *rest.Config) *api {
 		}
 		own.NegotiatedSerializer = serializer.NewCodecFactory(a.scheme).WithoutConversion()
 		client, err := rest.RESTClientFor(&own)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a.clients[group.gv] = client
 	}
 	return a
@@ -70,9 +68,7 @@ type object interface {
 // request starts a request about an object.
 func (a *api) request(verb string, o object) *rest.Request {
 	gvks, _, err := a.scheme.ObjectKinds(o)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.OK(a.t, err)
 	r := a.clients[gvks[0].GroupVersion()].Verb(verb).Resource(plurals[gvks[0].Kind])
 	if o.GetNamespace() != "" {
 		r = r.Namespace(o.GetNamespace())
@@ -86,17 +82,13 @@ func (a *api) request(verb string, o object) *rest.Request {
 // create creates an object and fills in the API server's version of it.
 func (a *api) create(o object) {
 	a.t.Helper()
-	if err := a.request("POST", o).Body(o).Do(ctx).Into(o); err != nil {
-		a.t.Fatalf("creating %s: %v", o.GetName(), err)
-	}
+	must.OKf(a.t, a.request("POST", o).Body(o).Do(ctx).Into(o), "creating %s", o.GetName())
 }
 
 // update changes an object, or its status.
 func (a *api) update(o object, sub ...string) {
 	a.t.Helper()
-	if err := a.request("PUT", o).SubResource(sub...).Body(o).Do(ctx).Into(o); err != nil {
-		a.t.Fatalf("updating %s: %v", o.GetName(), err)
-	}
+	must.OKf(a.t, a.request("PUT", o).SubResource(sub...).Body(o).Do(ctx).Into(o), "updating %s", o.GetName())
 }
 
 // tryUpdate is update for an object that may not exist.
@@ -105,17 +97,13 @@ func (a *api) tryUpdate(o object) error { return a.request("PUT", o).Body(o).Do(
 // read fills in the object of that name.
 func (a *api) read(o object) {
 	a.t.Helper()
-	if err := a.request("GET", o).Do(ctx).Into(o); err != nil {
-		a.t.Fatalf("reading %s: %v", o.GetName(), err)
-	}
+	must.OKf(a.t, a.request("GET", o).Do(ctx).Into(o), "reading %s", o.GetName())
 }
 
 // delete removes an object.
 func (a *api) delete(o object) {
 	a.t.Helper()
-	if err := a.request("DELETE", o).Do(ctx).Error(); err != nil {
-		a.t.Fatalf("deleting %s: %v", o.GetName(), err)
-	}
+	must.OKf(a.t, a.request("DELETE", o).Do(ctx).Error(), "deleting %s", o.GetName())
 }
 
 // ready tells whether the API server is ready.
@@ -129,9 +117,7 @@ func (a *api) deleteServices(namespace string) {
 	a.t.Helper()
 	list := &corev1.ServiceList{}
 	client := a.clients[corev1.SchemeGroupVersion]
-	if err := client.Get().Namespace(namespace).Resource("services").Do(ctx).Into(list); err != nil {
-		a.t.Fatal(err)
-	}
+	must.OK(a.t, client.Get().Namespace(namespace).Resource("services").Do(ctx).Into(list))
 	for i := range list.Items {
 		a.delete(&list.Items[i])
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -23,13 +24,9 @@ import (
 func deployedContainer(t *testing.T) *corev1.Container {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/daemonset.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set := &appsv1.DaemonSet{}
-	if err := yaml.UnmarshalStrict(text, set); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalStrict(text, set))
 	return &set.Spec.Template.Spec.Containers[0]
 }
 
@@ -59,9 +56,7 @@ func testContainer(t *testing.T, w *world) {
 	})
 	w.slice("crowded", w.pod2(), w.pod3())
 	other, err := w.hosts.Node.ListenPacket("udp", ":54324")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer other.Close()
 	for i := range len(granted) + 1 {
 		capabilities, name := granted, "all"

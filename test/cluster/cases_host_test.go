@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -60,9 +61,7 @@ var hostCases = []testCase{
 	}},
 	{"the node's own servers", func(w *world) {
 		l, err := w.hosts.Node.Listen("tcp", ":54322")
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		defer l.Close()
 		go func() {
 			for {
@@ -120,35 +119,25 @@ var hostCases = []testCase{
 		w.expect(w.hosts.Pods[0], "tcp", at(svc.Spec.ClusterIP, 80), fmtPods(3))
 		server := w.hosts.Remote[0]
 		raw, err := server.ListenPacket("ip4:tcp", server.IPv4.String())
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		defer raw.Close()
 		c, err := w.hosts.Pods[0].Dial("tcp", at(svc.Spec.ClusterIP, 80))
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		defer c.Close()
 		line, err := greeting(patience, c, "tcp")
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		_, address, _ := strings.Cut(line, " ")
 		client, err := netip.ParseAddrPort(address)
 		if err != nil {
 			w.t.Fatalf("the server sees %q", line)
 		}
 		segment, err := staleSegment(raw, netip.AddrPortFrom(server.IPv4, 8080), client)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		for range 5 {
 			if _, err := raw.WriteTo(segment, &net.IPAddr{IP: client.Addr().AsSlice()}); err != nil {
 				w.t.Fatal(err)
 			}
-			if err := echoes(c); err != nil {
-				w.t.Fatalf("the connection after the stray segment: %v", err)
-			}
+			must.OKf(w.t, echoes(c), "the connection after the stray segment")
 		}
 	}},
 }

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -149,9 +150,7 @@ func (w *world) bpfRoot() string {
 func (w *world) wantPath(path string) {
 	w.t.Helper()
 	log, err := os.Open(w.accessLog(path))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	defer log.Close()
 	own := w.hosts.NodeAddrs(w.t)
 	right, wrong, early := make(map[string]int), 0, 0
@@ -161,9 +160,7 @@ func (w *world) wantPath(path string) {
 			Client                  netip.AddrPort
 			VIPKind                 string `json:"vip_kind"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, json.Unmarshal(lines.Bytes(), &r))
 		want := path
 		if slices.Contains(own, r.Client.Addr()) || r.Client.Addr().IsLoopback() {
 			if path == "kernel" {

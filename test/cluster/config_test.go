@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Our defaults are those that kube-proxy writes, except the periods of the modes
@@ -24,13 +26,9 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", command, err, out)
 		}
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var config map[string]any
-		if err := yaml.Unmarshal(text, &config); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal(text, &config))
 		for mode, fields := range map[string][]string{"ipvs": {"syncPeriod"}, "nftables": {"syncPeriod", "minSyncPeriod"}} {
 			for _, f := range fields {
 				delete(config[mode].(map[string]any), f)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -75,13 +76,9 @@ mount -o remount,ro "$root"
 exec "$@"
 `
 	self, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	root := filepath.Join(w.t.TempDir(), "root")
-	if err := os.Mkdir(root, 0o755); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.Mkdir(root, 0o755))
 	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "), variablesEnv + "=" + strings.Join(c.env, " "),
 		"pins=" + c.pins, "unshare", "--mount"}
 	if c.apart {
@@ -136,14 +133,10 @@ func enterContainer() error {
 func (w *world) terminate(cmd *netns.Cmd) {
 	w.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	var pid int
 	if _, err := fmt.Sscan(string(text), &pid); err != nil {
 		w.t.Fatalf("children of the container's parent: %q: %v", text, err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, syscall.Kill(pid, syscall.SIGTERM))
 }

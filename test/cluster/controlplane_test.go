@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -64,9 +65,7 @@ func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	t.Helper()
 	c := &controlPlane{t: t, node: node, dir: t.TempDir()}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.write("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 	var tokens strings.Builder
 	for _, u := range users {
@@ -120,14 +119,10 @@ func (c *controlPlane) awaitAPIServer() {
 func (c *controlPlane) start(name, path string, args ...string) *netns.Cmd {
 	c.t.Helper()
 	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("%s-%d.log", name, time.Now().UnixNano())))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, err)
 	cmd := c.node.Command(c.t, path, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, cmd.Start())
 	c.t.Cleanup(func() {
 		defer log.Close()
 		if !c.t.Failed() {
@@ -153,9 +148,7 @@ func (c *controlPlane) said(name string) string {
 
 func (c *controlPlane) write(name, text string) {
 	c.t.Helper()
-	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600))
 }
 
 func kubeconfigName(user string) string { return strings.ReplaceAll(user, ":", "-") + ".conf" }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // dashboard is the one for Grafana.
@@ -20,13 +22,9 @@ const dashboard = deploy + "/grafana/sluice.json"
 // TestDashboard has Prometheus check each query of the dashboard, as a rule.
 func TestDashboard(t *testing.T) {
 	text, err := os.ReadFile(dashboard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var root any
-	if err := json.Unmarshal(text, &root); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &root))
 	variables := strings.NewReplacer("$__rate_interval", "1m", "$namespace", ".*", "$service", ".*")
 	var rules []map[string]string
 	var walk func(any)
@@ -50,13 +48,9 @@ func TestDashboard(t *testing.T) {
 		t.Fatalf("only %d queries", len(rules))
 	}
 	file, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	path := filepath.Join(t.TempDir(), "rules.yaml")
-	if err := os.WriteFile(path, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, file, 0o600))
 	if out, err := exec.Command("promtool", "check", "rules", path).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,14 +26,10 @@ const deploy = "../../deploy"
 func deployedRole(t *testing.T) *rbacv1.ClusterRole {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/rbac.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, _, _ := strings.Cut(string(text), "\n---\n")
 	role := &rbacv1.ClusterRole{}
-	if err := yaml.UnmarshalStrict([]byte(first), role); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalStrict([]byte(first), role))
 	return role
 }
 
@@ -195,9 +192,7 @@ func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
 	bin := os.Getenv("SLUICE_BIN")
 	if oldWay {
 		env, err := exec.LookPath("env")
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		return w.start(name, env, append([]string{"KUBE_FEATURE_WatchListClient=false", bin}, args...)...)
 	}
 	return w.start(name, bin, args...)
@@ -213,8 +208,6 @@ func (w *world) hasEvent(node string) bool {
 // events returns those of a namespace.
 func (w *world) events(namespace string) []corev1.Event {
 	list := &corev1.EventList{}
-	if err := w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace(namespace).Resource("events").Do(ctx).Into(list); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace(namespace).Resource("events").Do(ctx).Into(list))
 	return list.Items
 }

@@ -19,6 +19,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const (
@@ -77,9 +79,7 @@ func TestMonitoring(t *testing.T) {
 func (w *world) startPrometheus() {
 	w.t.Helper()
 	rules, err := filepath.Abs(alerts)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	w.write("prometheus.yml", fmt.Sprintf(`
 global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [%q]
@@ -172,13 +172,9 @@ func testAlerts(t *testing.T, w *world) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	text, err := os.ReadFile(alerts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	played, err := os.ReadFile("testdata/alerts_test.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w.write("alerts.yaml", string(text))
 	w.write("alerts_test.yaml", string(played))
 	if out, err := w.hosts.Node.Command(t, "promtool", "test", "rules", filepath.Join(w.dir, "alerts_test.yaml")).CombinedOutput(); err != nil {
@@ -189,9 +185,7 @@ func testAlerts(t *testing.T, w *world) {
 			Rules []struct{ Alert, Expr string }
 		}
 	}
-	if err := yaml.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(text, &file))
 	for _, r := range file.Groups[0].Rules {
 		for _, selector := range regexp.MustCompile(`\w+\{[^}]*\}`).FindAllString(r.Expr, -1) {
 			w.until(r.Alert+": there is "+selector, func() error {
@@ -225,9 +219,7 @@ var family = regexp.MustCompile(`(?m)^# TYPE (\S+) `)
 // docs/metrics.md names each metric that only kube-proxy has.
 func testKubeProxysMetrics(t *testing.T, w *world) {
 	docs, err := os.ReadFile("../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, missing, _ := strings.Cut(string(docs), "kube-proxy has these metrics, and Sluice does not:")
 	missing, _, _ = strings.Cut(missing, "\n## ")
 	names := func(path, mode string, args ...string) map[string]bool {
@@ -237,9 +229,7 @@ func testKubeProxysMetrics(t *testing.T, w *world) {
 		defer stop(cmd)
 		w.awaitProxy()
 		body, err := w.get("http://127.0.0.1:10249/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		found := map[string]bool{}
 		for _, m := range family.FindAllStringSubmatch(body, -1) {
 			found[m[1]] = true

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -45,9 +46,7 @@ func TestOutage(t *testing.T) {
 	server := fmt.Sprintf("https://%s:6443", w.hosts.Node.IPv4)
 	w.write("far.conf", kubeconfig(server, "system:kube-proxy"))
 	environment, err := exec.LookPath("env")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	full := os.Getenv("SLUICE_TEST_FULL") == "1"
 	args := []string{os.Getenv("SLUICE_BIN"), "run", "--kubeconfig", w.dir + "/far.conf", "--hostname-override", "node", "--access-log", "off"}
 	if !full { // detect a dead connection within 2 s instead of 20
@@ -229,9 +228,7 @@ func (w *world) nftOn(h *netns.Host, script string) {
 func (w *world) compact() {
 	w.t.Helper()
 	body, err := w.post(etcd+"/v3/kv/range", `{"key":"AA==","range_end":"AA==","count_only":true}`)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	_, after, _ := strings.Cut(body, `"revision":"`)
 	revision, _, _ := strings.Cut(after, `"`)
 	if body, err = w.post(etcd+"/v3/kv/compaction", `{"revision":"`+revision+`","physical":true}`); err != nil || !strings.HasPrefix(body, "200") {

@@ -18,6 +18,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 )
@@ -60,9 +61,7 @@ func newFleet(t *testing.T) *fleet {
 		w.admin.update(pod, "status")
 		cmd := f.nodes[i].Command(t, os.Getenv("SLUICE_BIN"), "run", "--kubeconfig", filepath.Join(w.dir, "other-hosts.conf"),
 			"--hostname-override", name, "--access-log", "off")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		f.proxies = append(f.proxies, cmd)
 	}
 	f.grantPeople()
@@ -71,9 +70,7 @@ func newFleet(t *testing.T) *fleet {
 	if err == nil {
 		err = os.Symlink(own, filepath.Join(bin, "kubectl-sluice"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f.path = bin + ":" + os.Getenv("PATH")
 	w.until("all proxies serve", func() error {
 		if out, said, code := f.plugin("status"); code != 0 {
@@ -170,9 +167,7 @@ func TestPlugin(t *testing.T) {
 		if err == nil {
 			_, err = netns.AskOn(c)
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", h.Name(), err)
-		}
+		must.OKf(t, err, "%s", h.Name())
 		defer c.Close()
 	}
 	play := func(name string, test func(t *testing.T)) {
@@ -227,9 +222,7 @@ func TestPlugin(t *testing.T) {
 		cmd := f.pluginCommand("tap", "service=default/web", "-o", "json")
 		var out output.Text
 		cmd.Stdout = &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		f.until("a record of each node has come", func() error {
 			for i, h := range f.nodes {
 				if _, err := askWithin(answer, h, "tcp", f.vip); err != nil {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -281,18 +282,14 @@ func (w *world) makeBulk(i, endpoints int) error {
 func processorTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, after, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(after)
 	const first, tick = 11, 10 * time.Millisecond // utime, stime, cutime, cstime
 	var sum time.Duration
 	for _, f := range fields[first : first+4] {
 		n, err := strconv.Atoi(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		sum += time.Duration(n) * tick
 	}
 	return sum
@@ -302,14 +299,10 @@ func processorTime(t *testing.T, pid int) time.Duration {
 func memory(t *testing.T, pid int, line string) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, after, _ := strings.Cut(string(text), "\n"+line)
 	value, _, _ := strings.Cut(strings.TrimSpace(after), " ")
 	n, err := strconv.Atoi(value)
-	if err != nil {
-		t.Fatalf("%s: %v", line, err)
-	}
+	must.OKf(t, err, "%s", line)
 	return float64(n) / 1024
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestWatchers measures what proxies cost the API server: the bytes and watches of one Sluice
@@ -112,9 +113,7 @@ func (w *world) measureInstances(size counted, n int) string {
 			// Each has a connection of its own, as client-go shares those of equal configurations.
 			w.write("instance.conf", strings.Replace(kubeconfig("https://"+address, "system:kube-proxy"), "insecure-skip", fmt.Sprintf("tls-server-name: node-%d, insecure-skip", i), 1))
 			client, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: w.dir + "/instance.conf", QPS: -1})
-			if err != nil {
-				w.t.Fatal(err)
-			}
+			must.OK(w.t, err)
 			go func() {
 				_ = kubernetes.New(client, kubernetes.Options{NodeName: "node", Logger: zerolog.Nop()}).Run(run, all[i].apply)
 			}()
@@ -169,15 +168,11 @@ var watched = regexp.MustCompile(`(?m)^apiserver_longrunning_requests\{.*resourc
 func (w *world) watches() map[string]int {
 	w.t.Helper()
 	text, err := w.admin.clients[corev1.SchemeGroupVersion].Get().AbsPath("/metrics").Do(ctx).Raw()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	kinds := make(map[string]int)
 	for _, m := range watched.FindAllStringSubmatch(string(text), -1) {
 		n, err := strconv.Atoi(m[2])
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		kinds[m[1]] += n
 	}
 	return kinds
@@ -205,9 +200,7 @@ type meter struct{ up, down atomic.Int64 }
 func (m *meter) serve(w *world, listen func(network, address string) (net.Listener, error)) string {
 	w.t.Helper()
 	l, err := listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	w.t.Cleanup(func() { _ = l.Close() })
 	target := strings.TrimPrefix(apiServer, "https://")
 	go func() {

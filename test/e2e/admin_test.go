@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -27,12 +28,8 @@ func tap(t *testing.T, lab *netns.Lab, args ...string) <-chan tappedRecord {
 	t.Helper()
 	cmd := lab.Node.Command(t, built(t), append([]string{"tap", "-o", "json"}, args...)...)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, lab.Node.Do(cmd.Start))
 	records := make(chan tappedRecord, 1000)
 	go func() {
 		defer close(records)
@@ -173,9 +170,7 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 		names := make(map[string]int)
 		for range asks {
 			name, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			names[name]++
 		}
 		return names
@@ -262,9 +257,7 @@ func TestOthersCannotAskTheProxy(t *testing.T) {
 	startProxy(t, lab, []webService{webOn(lab)})
 	program := filepath.Join(t.TempDir(), "sluice")
 	for dir := filepath.Dir(program); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir, 0o755))
 	}
 	if out, err := exec.Command("cp", built(t), program).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -75,9 +76,7 @@ func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
 	first := ""
 	for i := range 15 {
 		name, err := from.Ask("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if first == "" {
 			first = name
 		}
@@ -118,9 +117,7 @@ func TestPromise7_AffinityMoves(t *testing.T) {
 			}
 			ask := func(c *client) string {
 				conn, err := c.host.Dial(c.network, c.to)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer conn.Close()
 				answers := bufio.NewReader(conn)
 				for range 10 { // the kernel may drop datagrams on a busy machine

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -143,9 +144,7 @@ func (a *algorithms) hold(name string) (server string, c net.Conn) {
 		a.t.Cleanup(func() { _ = c.Close() })
 		server, err = netns.AskOn(c)
 	}
-	if err != nil {
-		a.t.Fatalf("%s: %v", name, err)
-	}
+	must.OKf(a.t, err, "%s", name)
 	return server, c
 }
 
@@ -155,9 +154,7 @@ func (a *algorithms) ask(name string, times int) map[string]int {
 	servers := map[string]int{}
 	for range times {
 		server, err := a.lab.Client.Ask("tcp", a.vips[name]+":80")
-		if err != nil {
-			a.t.Fatalf("%s: %v", name, err)
-		}
+		must.OKf(a.t, err, "%s", name)
 		servers[server]++
 	}
 	return servers

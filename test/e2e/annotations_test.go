@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -71,9 +72,7 @@ func playAnnotations(t *testing.T, path string) {
 	ask := func(name string) string {
 		t.Helper()
 		server, err := lab.Client.Ask("tcp", vips[name]+":80")
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		must.OKf(t, err, "%s", name)
 		return server
 	}
 	for _, name := range []string{"unlogged", "logged", "relayed"} {
@@ -88,26 +87,18 @@ func playAnnotations(t *testing.T, path string) {
 	ask("hole") // in turn, one of them tries the black hole first
 	for _, name := range []string{"udp-quiet", "udp-once"} {
 		c, err := lab.Client.Dial("udp", vips[name]+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(startTimeout))
 		if _, err = c.Write([]byte("hello")); err == nil {
 			_, err = c.Read(make([]byte, 100))
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		must.OKf(t, err, "%s", name)
 	}
 	half, err := lab.Client.Dial("tcp", vips["half"]+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer half.Close()
-	if err := half.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, half.(*net.TCPConn).CloseWrite())
 
 	by := map[string][]record{}
 	wait.For(t, "the records", stopTimeout, func() error {
@@ -197,9 +188,7 @@ func TestBadAnnotations(t *testing.T) {
 // to name a test through real sockets that exists, on both data paths.
 func TestAnnotationsNameTheirTests(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sources := testSources(t)
 	rows := regexp.MustCompile("(?m)^\\| `sluice.dev/([a-z-]+)` \\|.*\\|(.*)\\|$").FindAllStringSubmatch(string(text), -1)
 	for _, row := range rows {

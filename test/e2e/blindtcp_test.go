@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -19,7 +20,7 @@ import (
 // forge sends segments from a host, whatever their source addresses are.
 func forge(t *testing.T, h *netns.Host, segments ...segment) {
 	t.Helper()
-	if err := h.Do(func() error {
+	must.OK(t, h.Do(func() error {
 		fd, err := sys.RawSender(false)
 		if err != nil {
 			return err
@@ -31,18 +32,14 @@ func forge(t *testing.T, h *netns.Host, segments ...segment) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // nextSequence is the sequence number of the next byte that a connection sends.
 func nextSequence(t *testing.T, c net.Conn) (next uint32) {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
 		set := func(option, value int) {
@@ -117,9 +114,7 @@ func TestForgedSYNsTakeNoConnection(t *testing.T) {
 					}
 					forge(t, attacker, forged()...)
 					c, err := victim.Dialer(&net.Dialer{Timeout: wait.Patience, LocalAddr: net.TCPAddrFromAddrPort(own)}, "tcp", to.String())
-					if err != nil {
-						t.Fatalf("from %s to %s: %v", own, to, err)
-					}
+					must.OKf(t, err, "from %s to %s", own, to)
 					t.Cleanup(func() { c.Close() })
 					if _, err := netns.AskOn(c); err != nil {
 						t.Fatalf("from %s to %s: %v", own, to, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -21,16 +22,10 @@ func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "cni0"
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(nl.LinkAdd(bridge))
-	must(nl.LinkSetUp(bridge))
-	must(lab.Node.AddAddr("cni0", netip.MustParsePrefix("10.244.1.1/24")))
-	must(lab.Node.AddAddr("cni0", netip.MustParsePrefix("fd00:244:1::1/64")))
+	must.OK(t, nl.LinkAdd(bridge))
+	must.OK(t, nl.LinkSetUp(bridge))
+	must.OK(t, lab.Node.AddAddr("cni0", netip.MustParsePrefix("10.244.1.1/24")))
+	must.OK(t, lab.Node.AddAddr("cni0", netip.MustParsePrefix("fd00:244:1::1/64")))
 	var pods []*netns.Host
 	for _, name := range []string{"one", "two"} {
 		n := len(pods) + 2
@@ -42,10 +37,10 @@ func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
 		netns.Wire(t, lab.Node.Namespace, name, nil, pod.Namespace, "eth0",
 			[]netip.Prefix{netip.PrefixFrom(pod.IPv4, 24), netip.PrefixFrom(pod.IPv6, 64)})
 		port, err := nl.LinkByName(name)
-		must(err)
-		must(nl.LinkSetMaster(port, bridge))
-		must(pod.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1")))
-		must(pod.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("fd00:244:1::1")))
+		must.OK(t, err)
+		must.OK(t, nl.LinkSetMaster(port, bridge))
+		must.OK(t, pod.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1")))
+		must.OK(t, pod.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("fd00:244:1::1")))
 		pods = append(pods, pod)
 	}
 	client, server := pods[0], pods[1]

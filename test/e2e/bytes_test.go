@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -138,9 +139,7 @@ type joiner struct {
 func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner {
 	t.Helper()
 	l, err := b.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	j := &joiner{lab: lab, dialer: net.Dialer{Timeout: startTimeout}, accepted: make(chan *net.TCPConn)}
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done); _ = l.Close() })
@@ -168,9 +167,7 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 	t.Helper()
 	c, err := from.Dialer(&j.dialer, "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	select {
 	case s := <-j.accepted:
@@ -231,14 +228,10 @@ func halfCloses(t *testing.T, splice string) {
 			}
 			transfer(t, a, b, "before")
 			transfer(t, b, a, "before")
-			if err := a.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, a.CloseWrite())
 			wantEnd(t, b)
 			transfer(t, b, a, "after the other half ended")
-			if err := b.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.CloseWrite())
 			wantEnd(t, a)
 		}
 	}
@@ -281,9 +274,7 @@ func resets(t *testing.T, splice string, multipath bool) {
 						t.Fatal(err)
 					}
 				case "half-closed":
-					if err := b.CloseWrite(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, b.CloseWrite())
 					wantEnd(t, a)
 				}
 				_ = a.SetLinger(0)
@@ -354,9 +345,7 @@ func readSlowly(t *testing.T, splice string) {
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	if got != size {
 		t.Errorf("got %d bytes, want %d", got, size)

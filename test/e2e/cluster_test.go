@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -164,9 +165,7 @@ func (c client) from(t *testing.T, to netip.AddrPort) netip.Addr {
 		return netns.Pick(c.bind, to.Addr())
 	}
 	conn, err := c.Dial("udp", to.String()) // sends nothing
-	if err != nil {
-		t.Fatalf("%s has no route to %s: %v", c.name, to, err)
-	}
+	must.OKf(t, err, "%s has no route to %s", c.name, to)
 	defer conn.Close()
 	return netip.MustParseAddrPort(conn.LocalAddr().String()).Addr()
 }
@@ -196,9 +195,7 @@ func (p *proxy) explain(t *testing.T, node []netip.Addr, questions []question, f
 	t.Helper()
 	var in bytes.Buffer
 	for _, q := range questions {
-		if err := json.NewEncoder(&in).Encode(q); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.NewEncoder(&in).Encode(q))
 	}
 	args := append([]string{"explain", "--manifests", p.manifests, "--hostname-override", "node", "--service-cidr", serviceCIDRs, "-f", "-"}, flags...)
 	for _, a := range node {
@@ -214,9 +211,7 @@ func (p *proxy) explain(t *testing.T, node []netip.Addr, questions []question, f
 	var answers []answer
 	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
 		var a answer
-		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
-			t.Fatalf("explain said %q: %v", lines.Text(), err)
-		}
+		must.OKf(t, json.Unmarshal(lines.Bytes(), &a), "explain said %q", lines.Text())
 		answers = append(answers, a)
 	}
 	if len(answers) != len(questions) {

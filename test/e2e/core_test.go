@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestFatalSignalLeavesNoCore ends the program by signals that make other programs
@@ -17,24 +19,16 @@ func TestFatalSignalLeavesNoCore(t *testing.T) {
 		cmd := exec.Command("sh", "-c", `ulimit -c unlimited; exec "$0" "$@"`, built(t), "explain", "--manifests", dir, "-f", "-")
 		cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH")}
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, cmd.Start())
 		// Its first answer shows that the program runs.
 		_, _ = io.WriteString(in, "{}\n")
 		if _, err := out.Read(make([]byte, 1)); err != nil {
 			t.Fatalf("no answer: %v", err)
 		}
-		if err := cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Process.Signal(s))
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
 		if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.CoreDump() || status.ExitStatus() != 2 && !status.Signaled() {

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -32,9 +33,7 @@ const unfragmented = 1400
 func reflector(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		_ = pc.Close()
@@ -160,9 +159,7 @@ func TestSessionsFollowTheirEndpoints(t *testing.T) {
 func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	c := w.clients[2]
 	conn, err := c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	// Nothing may be lost where an answer is expected, so ask does not ask again there.
 	ask := func(patience time.Duration) (string, error) {
@@ -187,9 +184,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 		}
 	}
 	first, err := ask(startTimeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	one, other := here, there
 	if first != name(here) {
 		one, other = there, here

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -139,26 +140,18 @@ udp: echo tick <nil>
 func devFiles(t *testing.T) (dir, sluice, player string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-newcomer-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sluice, player = filepath.Join(dir, "sluice"), filepath.Join(dir, "player")
 	for to, from := range map[string]string{sluice: built(t), player: self} {
 		if out, err := exec.Command("cp", from, to).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "shop.yaml"), []byte(devManifests), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "shop.yaml"), []byte(devManifests), 0o644))
+	must.OK(t, os.Chmod(dir, 0o755))
 	return dir, sluice, player
 }
 
@@ -172,21 +165,13 @@ func TestDevServesACommand(t *testing.T) {
 			machine := newMachine(t)
 			before := machineState(t, machine)
 			file := filepath.Join(dir, who+".yaml")
-			if err := os.WriteFile(file, []byte(devManifests), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(file, 0o666); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(devManifests), 0o600))
+			must.OK(t, os.Chmod(file, 0o666))
 			args := append(prefix, sluice, "dev", file, "--web=off", "--", player)
 			cmd := machine.Command(t, args[0], args[1:]...)
 			temp := filepath.Join(dir, who)
-			if err := os.Mkdir(temp, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(temp, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Mkdir(temp, 0o700))
+			must.OK(t, os.Chmod(temp, 0o777))
 			cmd.Env = append(os.Environ(), newcomerEnv+"="+file, "TMPDIR="+temp)
 			var said, log bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &said, &log
@@ -262,15 +247,11 @@ func TestDevKeepsAHostsFile(t *testing.T) {
 	machine := newMachine(t)
 	hosts := filepath.Join(dir, "hosts")
 	const own = "127.0.0.1 localhost"
-	if err := os.WriteFile(hosts, []byte(own+"\n# sluice dev: these lines go when it ends\n10.0.0.1 of-a-killed-one\n# sluice dev: end\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(hosts, []byte(own+"\n# sluice dev: these lines go when it ends\n10.0.0.1 of-a-killed-one\n# sluice dev: end\n"), 0o644))
 	cmd := machine.Command(t, sluice, "dev", "--hosts-file="+hosts, dir, "--web=off")
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.Discard, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	has := func(text string, want bool) {
 		t.Helper()
 		wait.For(t, fmt.Sprintf("the hosts file with %q %t", text, want), startTimeout, func() error {
@@ -284,13 +265,9 @@ func TestDevKeepsAHostsFile(t *testing.T) {
 	has(" api.shop.svc.cluster.local api.shop.svc api.shop\n", true)
 	has("of-a-killed-one", false)
 	text := "apiVersion: v1\nkind: Service\nmetadata: {name: late}\nspec: {clusterIP: 10.96.9.9, ports: [{port: 80}]}\n"
-	if err := os.WriteFile(filepath.Join(dir, "late.yaml"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "late.yaml"), []byte(text), 0o644))
 	has("\n10.96.9.9 late.default.svc.cluster.local late.default.svc late.default late\n", true)
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(os.Interrupt))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("it ended with %v\n%s", err, log.String())
 	}
@@ -327,15 +304,11 @@ func TestDevDataPaths(t *testing.T) {
 				fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata: {name: s%s, annotations: {sluice.dev/endpoints: %q}}\n"+
 					"spec: {clusterIP: %s, ports: [{port: 80}]}\n---\n", strings.ReplaceAll(vip, ".", "-"), endpoints, vip)
 			}
-			if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(text.String()), 0o600))
 			cmd := lab.Node.Command(t, built(t), "dev", file, "--web=off", "--dns=off", "--datapath="+datapath)
 			var log bytes.Buffer
 			cmd.Stdout, cmd.Stderr = io.Discard, &log
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cmd.Start())
 			wait.For(t, "the data path is "+path, startTimeout, func() error {
 				if out, err := sluice(t, lab, "status"); err != nil || !regexp.MustCompile(`data path +`+path).MatchString(out) {
 					return fmt.Errorf("%w: %s", err, out)
@@ -368,9 +341,7 @@ func TestDevDataPaths(t *testing.T) {
 					return nil
 				})
 			}
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cmd.Process.Signal(os.Interrupt))
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("it ended with %v\n%s", err, log.String())
 			}

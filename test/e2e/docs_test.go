@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestConfigurationIsDocumented compares the flags that `sluice run --help`
@@ -31,9 +33,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	delete(flags, "help")
 
 	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	documented := map[string]string{}
 	row := regexp.MustCompile("(?m)^\\| `--([a-z0-9-]+)` \\| ([^|]*) \\|")
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
@@ -69,9 +69,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
 	for _, file := range []string{"../../README.md", "../../docs/architecture.md", "../../docs/operations.md", "../../docs/steering.md", "../../docs/swap.md"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, name := range named.FindAllString(string(text), -1) {
 			if !existing[name] {
 				t.Errorf("%s names %s, which does not exist", file, name)
@@ -88,9 +86,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 // TestContributingNamesFiles checks that each path that CONTRIBUTING.md names exists.
 func TestContributingNamesFiles(t *testing.T) {
 	text, err := os.ReadFile("../../CONTRIBUTING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	paths := regexp.MustCompile("`([a-z0-9_./]+/[a-z0-9_.]*)`").FindAllStringSubmatch(string(text), -1)
 	for _, path := range paths {
 		if _, err := os.Stat(filepath.Join("../..", path[1])); err != nil {
@@ -144,9 +140,7 @@ func TestDocumentationLinksResolve(t *testing.T) {
 func headings(t *testing.T, page string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var names []string
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
 		name := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(m[1]), "")

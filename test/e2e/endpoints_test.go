@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -104,14 +105,10 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 		// Connections to both endpoints that stay open during the change.
 		for range 2 {
 			c, err := lab.Client.Dial("tcp", target)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			name, err := netns.AskOn(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer func() {
 				if _, err := io.WriteString(c, "x"); err != nil {
 					t.Errorf("a connection to %s was cut: %v", name, err)

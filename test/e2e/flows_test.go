@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -65,9 +66,7 @@ func TestDataPathOfConnections(t *testing.T) {
 	}
 	status := func() string {
 		said, err := sluice(t, lab, "status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return said
 	}
 	const told = "this node's own clients are relayed"
@@ -91,7 +90,7 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
-	if err := lab.Node.Do(func() error {
+	must.OK(t, lab.Node.Do(func() error {
 		index, err := net.InterfaceByName("b1")
 		for full := false; err == nil && !full; {
 			var program *ebpf.Program
@@ -107,9 +106,7 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 			}
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "auto")
 	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
 		t.Error(err)

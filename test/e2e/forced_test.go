@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/netpolicy"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -59,7 +60,7 @@ const forcedFlows, forcedSessions = 256, 300
 
 // flood sends more SYNs than a service port may have incomplete handshakes.
 func (f *forced) flood(to netip.AddrPort) {
-	if err := f.client.Do(func() error {
+	must.OK(f.t, f.client.Do(func() error {
 		fd, err := sys.RawSender(false)
 		if err != nil {
 			return err
@@ -73,18 +74,14 @@ func (f *forced) flood(to netip.AddrPort) {
 			}
 		}
 		return nil
-	}); err != nil {
-		f.t.Fatal(err)
-	}
+	}))
 }
 
 // fill begins sessions with other Services until the table of flows is full.
 func (f *forced) fill(netip.AddrPort) {
 	for i := range forcedSessions {
 		c, err := f.client.Dial("udp", f.decoys[i%len(f.decoys)].String())
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		must.OK(f.t, err)
 		f.held = append(f.held, c)
 		_, _ = c.Write([]byte("x")) // an earlier one may have been refused
 	}
@@ -198,9 +195,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 	}
 	p.awaitLog("a client is refused that the kernel did not forward")
 	m, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if m["sluice_flows_refused_total"] == 0 {
 		t.Error("no refused client is counted")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -78,9 +79,7 @@ func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body
 func TestHealthCheckPort(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	taken, err := lab.Node.Listen("tcp4", "0.0.0.0:32000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := prepareProxy(t, lab, nil)
 	p.write("checked.yaml", checkedService(32000, true))
 	p.start()
@@ -106,9 +105,7 @@ func TestHealthCheckPort(t *testing.T) {
 		}
 		return err
 	})
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Close())
 	want("A6.6 the port is free at last", "10.1.0.1:32000", 200, "1")
 	p.write("checked.yaml", checkedService(32000, false))
 	want("A6.3 only a terminating endpoint", "10.1.0.1:32000", 503, "0")
@@ -167,13 +164,9 @@ func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 	p.apply(web)
 	p.start("--healthz-bind-address", "[::]:10256")
 	var was unix.Rlimit
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was))
 	was.Cur = files
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &was, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &was, nil))
 	before := p.descriptors()
 
 	ports := []struct {
@@ -189,9 +182,7 @@ func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 	for _, port := range ports {
 		for i := range each {
 			c, err := port.from.Dial("tcp", port.address)
-			if err != nil {
-				t.Fatalf("%s: connection %d: %v", port.name, i, err)
-			}
+			must.OKf(t, err, "%s: connection %d", port.name, i)
 			t.Cleanup(func() { _ = c.Close() })
 			if i%2 == 0 { // the others send nothing
 				_, _ = io.WriteString(c, "GET "+port.path+" HTTP/1.1\r\nHost: node\r\n\r\n")

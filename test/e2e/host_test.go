@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -33,9 +34,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 
 	nl := w.Node.Netlink()
 	link, err := nl.LinkByName(pod.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const late = "late-0"
 	for _, do := range []func() error{
 		func() error { return nl.LinkSetDown(link) },
@@ -45,9 +44,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 		func() error { return w.Node.AddLinkRoute(whole(pod.IPv4), late) },
 		func() error { return w.Node.AddLinkRoute(whole(pod.IPv6), late) },
 	} {
-		if err := do(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, do())
 	}
 	want := w.named("there client", local)[0]
 	for _, to := range local.at(nodePort) {
@@ -63,9 +60,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	}
 
 	more := netip.MustParseAddr("10.1.0.60")
-	if err := w.Node.AddAddr(w.Outside.Name(), whole(more)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Node.AddAddr(w.Outside.Name(), whole(more)))
 	to := netip.AddrPortFrom(more, both.nodePort)
 	wait.For(t, "A4.4 a node port at a new address", startTimeout, func() error {
 		if got := outside.dial(to, w.nodeAddrs, patience); !slices.Contains(w.named("any node", both), got) {

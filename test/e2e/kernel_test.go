@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -60,9 +61,7 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		"net/ipv4/ip_local_port_range", "net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward",
 	} {
 		value, err := node.Sysctl(key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		b.WriteString(key + " = " + value + "\n")
 	}
 	return b.String()
@@ -206,9 +205,7 @@ func playTakeOver(t *testing.T, m mode) {
 	before := settledState(t, lab)
 	p := startMode(t, lab, m, []webService{webOn(lab)})
 	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer held.Close()
 	if _, err := netns.AskOn(held); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -42,9 +43,7 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 			if a.Is6() {
 				via, bits = lab.Client.IPv6, 48
 			}
-			if err := lab.Node.AddRoute(netip.PrefixFrom(a, bits).Masked(), via); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.AddRoute(netip.PrefixFrom(a, bits).Masked(), via))
 		}
 		p := newProxy(t, lab.Node)
 		p.write("web.yaml", at(external["tcp"], web.yaml()))
@@ -145,9 +144,7 @@ func (m mode) attempt(from *netns.Host, network, to string, ofService bool) atte
 func samePorts(t *testing.T, from *netns.Host, address string) attempt {
 	t.Helper()
 	c, err := from.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, err := netns.AskOn(c); err != nil || !strings.HasPrefix(got, "b1:") {
 		t.Fatalf("%s to %s: %q, %v", from.Name(), address, got, err)
 	}

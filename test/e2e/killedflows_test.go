@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -75,9 +76,7 @@ type arrival struct {
 func arrive(t *testing.T, from *netns.Host, to netip.AddrPort, perSecond int) *arrivals {
 	t.Helper()
 	for key, value := range map[string]string{"net/ipv4/tcp_tw_reuse": "1", "net/ipv4/ip_local_port_range": "1024 65535"} {
-		if err := from.SetSysctl(key, value); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, from.SetSysctl(key, value))
 	}
 	a := &arrivals{stop: make(chan struct{})}
 	a.running.Go(func() {
@@ -191,9 +190,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	var clients []string
 	for range connections {
 		c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		k := &talker{conn: c, pause: pause}
 		talkers, clients = append(talkers, k), append(clients, c.LocalAddr().String())
@@ -206,9 +203,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	var udp []net.Conn
 	for range sessions {
 		c, err := lab.Client.Dial("udp", "10.96.0.53:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		udp = append(udp, c)
 	}
@@ -367,9 +362,7 @@ func TestPortsUsedAgainWhileTheProcessRests(t *testing.T) {
 			t.Helper()
 			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: 61000 + i}}
 			c, err := lab.Client.Dialer(&d, "tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return c
 		}
 		c := connect()

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -25,9 +26,7 @@ func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 	var list []net.Conn
 	for range n {
 		c, err := from.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := netns.AskOn(c); err != nil {
 			t.Fatal(err)
@@ -194,9 +193,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 	answers := make(chan error, 10)
 	for range cap(answers) {
 		c, err := lab.Client.Dial("tcp", targets[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		go func() {
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(talkTimeout))
@@ -249,9 +246,7 @@ func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 	var waiting []net.Conn
 	for range flood {
 		c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		waiting = append(waiting, c)
 		go func() {
 			_, err := io.Copy(io.Discard, c)
@@ -289,23 +284,17 @@ func TestDescriptorsRunOut(t *testing.T) {
 	held := hold(t, lab.Client, target, 8)
 
 	var was unix.Rlimit
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was))
 	set := func(soft uint64) {
 		t.Helper()
-		if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: soft, Max: was.Max}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: soft, Max: was.Max}, nil))
 	}
 	scraper := p.scraper()
 	defer scraper.CloseIdleConnections()
 	pauses := func() int {
 		t.Helper()
 		m, err := scrape(scraper)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return int(m[metricPauses])
 	}
 	before := pauses()
@@ -314,9 +303,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	answers := make(chan error, waiting)
 	for range waiting {
 		c, err := lab.Client.Dial("tcp", target)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		go func() {
 			_ = c.SetDeadline(time.Now().Add(startTimeout))
@@ -389,16 +376,12 @@ func TestDescriptorsRunOut(t *testing.T) {
 func (p *proxy) cpu() time.Duration {
 	p.t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	// The command's name is in parentheses and may contain spaces.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const utime, stime, ticksPerSecond = 14 - 3, 15 - 3, 100
 	user, err1 := strconv.Atoi(fields[utime])
 	system, err2 := strconv.Atoi(fields[stime])
-	if err := errors.Join(err1, err2); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, errors.Join(err1, err2))
 	return time.Duration(user+system) * time.Second / ticksPerSecond
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -43,9 +44,7 @@ func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 				for _, vip := range []string{vip4, vip6} {
 					for _, network := range []string{"tcp", "udp"} {
 						conn, err := lab.Client.Dial(network, net.JoinHostPort(vip, "53"))
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, err)
 						defer conn.Close()
 						if said, err := exchange(conn, fmt.Sprint(i), startTimeout); err != nil {
 							t.Fatalf("%s to %s: %q, %v", network, vip, said, err)
@@ -69,7 +68,7 @@ func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 // returns those that fail.
 func unbindable(t *testing.T, h *netns.Host) (ports []string) {
 	t.Helper()
-	if err := h.Do(func() error {
+	must.OK(t, h.Do(func() error {
 		for port := int(redirect.ReplyPorts[0]); port <= int(redirect.ReplyPorts[1]); port++ {
 			for network, kind := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM} {
 				for _, address := range []unix.Sockaddr{&unix.SockaddrInet4{Port: port}, &unix.SockaddrInet6{Port: port}} {
@@ -80,9 +79,7 @@ func unbindable(t *testing.T, h *netns.Host) (ports []string) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return ports
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -32,9 +33,7 @@ func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 			web := webOn(lab)
 			p := prepareProxy(t, lab, []webService{web})
 			fifo := filepath.Join(t.TempDir(), "log")
-			if err := unix.Mkfifo(fifo, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, unix.Mkfifo(fifo, 0o600))
 			var reader *os.File
 			if readAtStart {
 				reader = openFIFO(t, fifo)
@@ -52,9 +51,7 @@ func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 				return err
 			})
 			reader = openFIFO(t, fifo)
-			if err := ask(lab.Client, addresses(80, vip4)[0]).err; err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, ask(lab.Client, addresses(80, vip4)[0]).err)
 			_ = reader.SetReadDeadline(time.Now().Add(startTimeout))
 			for lines := bufio.NewScanner(reader); ; {
 				if !lines.Scan() {
@@ -75,9 +72,7 @@ func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 func openFIFO(t *testing.T, name string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -92,17 +87,13 @@ func TestFullOutputPipeBlocksNothing(t *testing.T) {
 	web := webOn(lab)
 	p := prepareProxy(t, lab, []webService{web})
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
 	fill(t, w)
 	cmd := exec.Command(built(t), "run", "--manifests", p.manifests, "--hostname-override", "node", "--service-cidr", serviceCIDRs, "--v", "4")
 	cmd.Stdout, cmd.Stderr = w, w
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := lab.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Do(cmd.Start))
 	w.Close()
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -119,9 +110,7 @@ func TestFullOutputPipeBlocksNothing(t *testing.T) {
 	other.name, other.vips = "other", []string{"10.96.0.11", "fd00:96::11"}
 	p.apply(other)
 	served(other)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case <-exited:
 	case <-time.After(stopTimeout):
@@ -138,9 +127,7 @@ func TestFullOutputPipeBlocksNothing(t *testing.T) {
 func fill(t *testing.T, w *os.File) {
 	t.Helper()
 	fd := int(w.Fd())
-	if err := unix.SetNonblock(fd, true); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetNonblock(fd, true))
 	for {
 		if _, err := unix.Write(fd, make([]byte, 4096)); errors.Is(err, unix.EAGAIN) {
 			break
@@ -148,9 +135,7 @@ func fill(t *testing.T, w *os.File) {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.SetNonblock(fd, false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetNonblock(fd, false))
 }
 
 // TestHangupDuringTheStart sends SIGHUP continuously from the time when the proxy takes

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -186,9 +187,7 @@ func newMovers(t *testing.T, mode mode, each, idlers int, pace time.Duration, fl
 		}()
 		h := m.joiner.join(t, lab.Client, addresses(80, joined.vips...)[0])
 		transfer(t, h.client, h.server, "a question")
-		if err := h.client.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, h.client.CloseWrite())
 		wantEnd(t, h.server)
 		m.half = append(m.half, h)
 	}
@@ -254,9 +253,7 @@ func echoSilently(t *testing.T, h *netns.Host, port uint16) net.Listener {
 	lc := net.ListenConfig{}
 	lc.SetMultipathTCP(false)
 	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -36,9 +37,7 @@ func TestAddressThatComesOntoTheNodeKeepsDatagrams(t *testing.T) {
 func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	lab := netns.NewLab(t, 2)
 	for _, gateway := range []netip.Addr{lab.Client.IPv4, lab.Client.IPv6} { // the node needs a route to the addresses
-		if err := lab.Node.AddRoute(netip.PrefixFrom(netip.MustParseAddr(map[bool]string{true: "0.0.0.0", false: "::"}[gateway.Is4()]), 0), gateway); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.AddRoute(netip.PrefixFrom(netip.MustParseAddr(map[bool]string{true: "0.0.0.0", false: "::"}[gateway.Is4()]), 0), gateway))
 	}
 	o := &object{name: "dns", vips: []string{vip4, vip6}, port: dnsPort, target: 5353, protocol: corev1.ProtocolUDP, lbIPs: movedAddresses}
 	for _, h := range lab.Backends {
@@ -57,9 +56,7 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(dnsPort, movedAddresses...) {
 			c, err := from.Dial("udp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			sessions = append(sessions, old{from.Name() + " asks " + address, c})
 		}
@@ -85,13 +82,9 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	}
 	answered("before")
 	link, err := lab.Node.Netlink().LinkByName(lab.Client.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const metric = "sluice_port_claims"
 	claims := func(more bool) { // waits until the proxy has noticed
 		t.Helper()
@@ -105,17 +98,13 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	}
 	for round := range 2 {
 		for _, a := range movedAddresses {
-			if err := lab.Node.AddAddr(lab.Client.Name(), whole(netip.MustParseAddr(a))); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.AddAddr(lab.Client.Name(), whole(netip.MustParseAddr(a))))
 		}
 		claims(true)
 		answered(fmt.Sprintf("round %d, on the node", round))
 		for _, a := range movedAddresses {
 			ip := net.ParseIP(a)
-			if err := lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(whole(netip.MustParseAddr(a)).Bits(), whole(netip.MustParseAddr(a)).Bits())}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(whole(netip.MustParseAddr(a)).Bits(), whole(netip.MustParseAddr(a)).Bits())}}))
 		}
 		claims(false)
 		answered(fmt.Sprintf("round %d, gone", round))

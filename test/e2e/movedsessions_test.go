@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -158,9 +159,7 @@ func (n *numbered) open(t *testing.T, targets []string, sessions int) {
 	t.Helper()
 	for i := range sessions {
 		c, err := n.lab.Client.Dial("udp", targets[i%len(targets)])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s := &numberedSession{conn: c, id: uint32(i), window: 1, pause: time.Duration(sessions) * time.Millisecond / 3}
 		if i < 2*len(targets) {
 			s.window, s.pause = 8, time.Millisecond
@@ -221,17 +220,13 @@ func (n *numbered) serve(t *testing.T, port uint16) {
 func (n *numbered) serveAt(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = pc.Close() })
 	raw, err := pc.(*net.UDPConn).SyscallConn()
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) })
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go func() {
 		p := make([]byte, 64)
 		for {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -26,14 +27,10 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 		// The lab's first interface has another address.
 		internal := []netip.Addr{netip.MustParseAddr("10.7.7.7"), netip.MustParseAddr("fd00:7::7")}
 		link, err := lab.Node.Netlink().LinkByName(lab.Backends[0].Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		add := func() {
 			for _, a := range internal {
-				if err := lab.Node.AddAddr(lab.Backends[0].Name(), whole(a)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, lab.Node.AddAddr(lab.Backends[0].Name(), whole(a)))
 			}
 		}
 		add()
@@ -85,15 +82,11 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 		}
 		for round := range rounds {
 			list, err := lab.Node.Netlink().AddrList(link, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			removed.Store(time.Now().UnixNano())
 			for _, a := range list {
 				if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() == internal[0] || ip == internal[1] {
-					if err := lab.Node.Netlink().AddrDel(link, &a); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, lab.Node.Netlink().AddrDel(link, &a))
 				}
 			}
 			for f, address := range addresses(80, vip4, vip6) {

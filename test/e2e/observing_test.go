@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -64,9 +65,7 @@ var observed = map[string]string{
 func documentedCommands(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/observing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	names := strings.NewReplacer("shop/cart-2", "default/web-1", "shop/cart", "default/web", "10.1.2.3", "10.1.0.2")
 	var all []string
 	for _, line := range strings.Split(string(text), "\n") {
@@ -110,9 +109,7 @@ func TestObservingCommands(t *testing.T) {
 		}
 		f := &follower{c, lab.Node.Command(t, "sh", "-c", `exec "$0" `+c, built(t)), &output.Text{}}
 		f.cmd.Stdout, f.cmd.Stderr = f.out, f.out
-		if err := lab.Node.Do(f.cmd.Start); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Node.Do(f.cmd.Start))
 		t.Cleanup(func() { _ = f.cmd.Process.Kill(); _ = f.cmd.Wait() })
 		followers = append(followers, f)
 	}

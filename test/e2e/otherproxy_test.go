@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -41,20 +42,14 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 		for _, via := range []netip.Addr{lab.Client.IPv4, lab.Client.IPv6} {
 			// The rules see the node's own packets only after the kernel found a
 			// route.
-			if err := lab.Node.AddRoute(netip.PrefixFrom(zero(via), 0), via); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.AddRoute(netip.PrefixFrom(zero(via), 0), via))
 		}
 		for _, a := range routed.vips {
 			host := netip.MustParseAddr(a)
 			via := netns.Pick([]netip.Addr{lab.Backends[1].IPv4, lab.Backends[1].IPv6}, host)
 			whole := netip.PrefixFrom(host, host.BitLen())
-			if err := lab.Backends[1].AddAddr("lo", whole); err != nil {
-				t.Fatal(err)
-			}
-			if err := lab.Node.AddRoute(whole, via); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Backends[1].AddAddr("lo", whole))
+			must.OK(t, lab.Node.AddRoute(whole, via))
 		}
 		p := prepareProxy(t, lab, []webService{ours})
 		p.mode = m
@@ -144,9 +139,7 @@ func translate(t *testing.T, lab *netns.Lab, table string, list ...webService) {
 	}
 	b.WriteString("}\n")
 	file := filepath.Join(t.TempDir(), "other.nft")
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(b.String()), 0o644))
 	if out, err := lab.Node.Command(t, administration(t, "nft"), "-f", file).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

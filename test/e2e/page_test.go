@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -42,9 +43,7 @@ func TestProxyServesThePage(t *testing.T) {
 		{"POST", "localhost", "/v1/drain", 405, "only reads"},
 	} {
 		resp, err := ask(tt.method, tt.host, tt.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err != nil || resp.StatusCode != tt.status || !strings.Contains(string(body), tt.text) || !strings.Contains(resp.Header.Get("Content-Security-Policy"), "default-src 'none'") {
@@ -60,13 +59,9 @@ func TestProxyServesThePage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10261/v1/tap", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	from := held[0].LocalAddr().String()
@@ -76,9 +71,7 @@ func TestProxyServesThePage(t *testing.T) {
 			t.Fatalf("the stream has ended: %v", lines.Err())
 		}
 		var got record
-		if err := json.Unmarshal(lines.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(lines.Bytes(), &got))
 		if got.Client.String() == from {
 			break
 		}

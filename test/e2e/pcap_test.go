@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -77,9 +78,7 @@ func TestPacketsOfConnections(t *testing.T) {
 				cmd := lab.Node.Command(t, built(t), "pcap", filter, "-w", filepath.Join(folder, name), "--wait", "1m", "--size", "10Mi")
 				said := &output.Text{}
 				cmd.Stderr = said
-				if err := lab.Node.Do(cmd.Start); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, lab.Node.Do(cmd.Start))
 				t.Cleanup(func() {
 					_ = cmd.Process.Kill()
 					_ = cmd.Wait()
@@ -92,9 +91,7 @@ func TestPacketsOfConnections(t *testing.T) {
 				if err == nil {
 					_, err = netns.AskOn(c)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if reset {
 					_ = c.(*net.TCPConn).SetLinger(0)
 				}

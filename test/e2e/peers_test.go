@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -144,9 +145,7 @@ func losePeers(t *testing.T, side, how string) {
 		}
 	}
 	if how == "unplugged" {
-		if err := lost.SetDown("eth0"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lost.SetDown("eth0"))
 	} else {
 		const hole = "add table inet hole; add chain inet hole in { type filter hook input priority 0; policy drop; }"
 		if out, err := lost.Command(t, administration(t, "nft"), hole).CombinedOutput(); err != nil {
@@ -205,9 +204,7 @@ func TestKillResetsConnections(t *testing.T) {
 					t.Fatal(err)
 				}
 			case "half-closed":
-				if err := near.CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, near.CloseWrite())
 				wantEnd(t, far)
 			}
 		})
@@ -224,15 +221,11 @@ func TestKillResetsConnections(t *testing.T) {
 func inFlight(t *testing.T, c *net.TCPConn) (segments uint32) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var info *unix.TCPInfo
-	if err := errors.Join(raw.Control(func(fd uintptr) {
+	must.OK(t, errors.Join(raw.Control(func(fd uintptr) {
 		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	}), err); err != nil {
-		t.Fatal(err)
-	}
+	}), err))
 	return info.Unacked
 }
 
@@ -314,9 +307,7 @@ func socketMemory(t *testing.T, h *netns.Host) (sum int) {
 	for _, m := range regexp.MustCompile(`skmem:\(r(\d+),.*?,w(\d+),`).FindAllSubmatch(out, -1) {
 		for _, text := range m[1:] {
 			n, err := strconv.Atoi(string(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sum += n
 		}
 	}

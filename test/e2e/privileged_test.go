@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -71,9 +72,7 @@ func TestPrivilegedClientsGetPrivilegedPorts(t *testing.T) {
 func answerPrivileged(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
 	l, err := h.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -101,9 +100,7 @@ func from(t *testing.T, h *netns.Host, port uint16, address string) (own netip.A
 	t.Helper()
 	at := netip.AddrPortFrom(netns.Pick([]netip.Addr{h.IPv4, h.IPv6}, netip.MustParseAddrPort(address).Addr()), port)
 	c, err := h.Dialer(&net.Dialer{Timeout: startTimeout, LocalAddr: net.TCPAddrFromAddrPort(at)}, "tcp", address)
-	if err != nil {
-		t.Fatalf("%s to %s: %v", at, address, err)
-	}
+	must.OKf(t, err, "%s to %s", at, address)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(startTimeout))
 	text, err := io.ReadAll(c)

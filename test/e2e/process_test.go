@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -48,9 +49,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 			continue
 		}
 		c, err := lab.Client.Dial("tcp", addresses(80, hole.vips...)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 	}
 	p.awaitOpen(live + dialling) // the latter wait for an endpoint
@@ -146,9 +145,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 	visits()
 	p.awaitRecords(each)
 	rotated := p.accessLog + ".1"
-	if err := os.Rename(p.accessLog, rotated); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(p.accessLog, rotated))
 	p.signal(syscall.SIGHUP)
 	visits() // some are written before the log is reopened, some after
 	more := 0
@@ -165,9 +162,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 	visits()
 	p.stop()
 	old, err := readRecords(rotated)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all := append(old, p.records()...)
 	if len(all) != 3*each+more || len(old) < each || len(old) > 2*each+more {
 		t.Errorf("%d records in the old file, %d in all, want %d", len(old), len(all), 3*each+more)
@@ -186,9 +181,7 @@ func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	for _, dir := range []string{filepath.Dir(built(t)), filepath.Dir(filepath.Dir(p.manifests)), filepath.Dir(p.manifests)} {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir, 0o755))
 	}
 	if err := os.Chown(filepath.Dir(p.accessLog), nobody, nobody); err != nil {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -111,9 +112,7 @@ func newProxy(t *testing.T, node *netns.Host) *proxy {
 	t.Helper()
 	dir := t.TempDir()
 	p := &proxy{t: t, node: node, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log")}
-	if err := os.Mkdir(p.manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(p.manifests, 0o755))
 	// A later node's network namespace may get the number of this one's inode, and a killed
 	// proxy leaves pins.
 	t.Cleanup(func() {
@@ -178,9 +177,7 @@ func (p *proxy) launch(flags ...string) {
 		cmd.SysProcAttr.Credential = p.credential
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN}
 	}
-	if err := p.node.Do(cmd.Start); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.node.Do(cmd.Start))
 	go func() {
 		_ = cmd.Wait()
 		close(exited)
@@ -248,9 +245,7 @@ func (p *proxy) signal(s syscall.Signal) {
 	if s == syscall.SIGTERM || s == syscall.SIGKILL {
 		p.ends = append(p.ends, [2]time.Time{time.Now()})
 	}
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.cmd.Process.Signal(s))
 }
 
 func (p *proxy) waitExit() {
@@ -272,20 +267,14 @@ func (p *proxy) apply(s webService) {
 func (p *proxy) write(name, text string) {
 	p.t.Helper()
 	temporary := filepath.Join(p.manifests, "."+name+".new")
-	if err := os.WriteFile(temporary, []byte(text), 0o644); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := os.Rename(temporary, filepath.Join(p.manifests, name)); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, os.WriteFile(temporary, []byte(text), 0o644))
+	must.OK(p.t, os.Rename(temporary, filepath.Join(p.manifests, name)))
 }
 
 // remove deletes a service's manifest.
 func (p *proxy) remove(name string) {
 	p.t.Helper()
-	if err := os.Remove(filepath.Join(p.manifests, name+".yaml")); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, os.Remove(filepath.Join(p.manifests, name+".yaml")))
 }
 
 // metrics returns the sum of each metric over its labels, and each series by its
@@ -338,9 +327,7 @@ func scrape(client *http.Client) (map[string]float64, error) {
 func (p *proxy) descriptors() int {
 	p.t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	return len(list)
 }
 
@@ -348,9 +335,7 @@ func (p *proxy) descriptors() int {
 func (p *proxy) memory() int {
 	p.t.Helper()
 	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	var total, resident int
 	if _, err := fmt.Sscan(string(statm), &total, &resident); err != nil {
 		p.t.Fatal(err)
@@ -384,9 +369,7 @@ var bpfRoot = sync.OnceValue(func() string {
 func pinDirs(t *testing.T, node *netns.Host) []string {
 	t.Helper()
 	inode, err := sys.NetNSInode(node.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dirs, _ := filepath.Glob(filepath.Join(bpfRoot(), "sluice", fmt.Sprintf("*-%d", inode)))
 	return dirs
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -89,9 +90,7 @@ func TestProxyProtocolIsSent(t *testing.T) {
 			p.start("--datapath", path)
 			for _, vip := range []string{"10.96.0.10:80", "[fd00:96::10]:80", "10.96.0.11:80", "[fd00:96::11]:80"} {
 				c, err := lab.Client.Dial("tcp", vip)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				want := "v1 " + c.LocalAddr().String() + " " + vip
 				if strings.Contains(vip, "11") {
 					want = "v2 " + c.LocalAddr().String() + " " + vip + " 0xe1 default/v2"
@@ -137,9 +136,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 	dial := func(from *netns.Host, address string) net.Conn {
 		t.Helper()
 		c, err := from.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return c
 	}
 	v4, v6 := vip4+":80", "["+vip6+"]:80"
@@ -166,9 +163,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 		SourceAddr:      net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::7]:5")),
 		DestinationAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:80"))}
 	b, err := two.Format()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	accepted(v4, "PROXY TCP4 192.0.2.7 203.0.113.1 41822 80\r\n", "v1 192.0.2.7:41822 "+v4, "192.0.2.7:41822")
 	accepted(v6, string(b), "v1 [2001:db8::7]:5 "+v6, "[2001:db8::7]:5")
 	accepted(v4, string(b), "v1 [2001:db8::7]:5 "+v4, "[2001:db8::7]:5")
@@ -190,9 +185,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 		if errors.Is(err, unix.ECONNRESET) {
 			return // before the client had noticed that it is connected
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		if _, err := io.WriteString(c, text); err != nil {

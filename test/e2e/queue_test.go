@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -29,17 +30,13 @@ func TestLimitsAndQueue(t *testing.T) {
 
 			dial := func(vip string) net.Conn {
 				c, err := lab.Client.Dial("tcp", vip+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				return c
 			}
 			name := func(c net.Conn) string {
 				server, err := netns.AskOn(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return server
 			}
 			queued := func(want float64) {

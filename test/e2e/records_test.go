@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -79,9 +80,7 @@ func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool)
 func (p *proxy) records() []record {
 	p.t.Helper()
 	list, err := readRecords(p.accessLog)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	return list
 }
 
@@ -195,9 +194,7 @@ func TestRecordJoinsTheEndpointsLog(t *testing.T) {
 func (w *world) seenAs(t *testing.T, c client, to netip.AddrPort) (own netip.AddrPort, peer string) {
 	t.Helper()
 	conn, err := c.Dialer(c.dialer(w.network, to, startTimeout), w.network, to.String())
-	if err != nil {
-		t.Fatalf("%s to %s: %v", c.name, to, err)
-	}
+	must.OKf(t, err, "%s to %s", c.name, to)
 	defer conn.Close()
 	var said string
 	if w.network == "udp" {
@@ -205,9 +202,7 @@ func (w *world) seenAs(t *testing.T, c client, to netip.AddrPort) (own netip.Add
 	} else {
 		said, err = netns.AskOn(conn)
 	}
-	if err != nil {
-		t.Fatalf("%s to %s: %v", c.name, to, err)
-	}
+	must.OKf(t, err, "%s to %s", c.name, to)
 	said, _, _ = strings.Cut(said, "\n")
 	_, peer, _ = strings.Cut(said, " ")
 	return netip.MustParseAddrPort(conn.LocalAddr().String()), peer

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -101,12 +102,8 @@ func refusing(t *testing.T, lab *netns.Lab, n int) webService {
 	t.Helper()
 	pods := netip.MustParsePrefix("10.200.0.0/16")
 	host := lab.Backends[0]
-	if err := host.AddLocalRoute(pods); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.AddRoute(pods, host.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, host.AddLocalRoute(pods))
+	must.OK(t, lab.Node.AddRoute(pods, host.IPv4))
 	s := webService{name: "refusing", vips: []string{vip4}, port: 80}
 	for a := pods.Addr().Next(); len(s.endpoints) < n; a = a.Next() {
 		s.endpoints = append(s.endpoints, netip.AddrPortFrom(a, 9))
@@ -168,9 +165,7 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 		}
 	}
 	m, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	attempts, took := m["sluice_dial_failures_total"], time.Since(began)
 	slices.Sort(direct)
 	slices.Sort(served)

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 )
@@ -25,9 +26,7 @@ func TestAnotherUserIsToldWhatIsMissing(t *testing.T) {
 	for path := dir; err == nil && path != os.TempDir() && path != "/"; path = path[:strings.LastIndexByte(path, '/')] {
 		err = os.Chmod(path, 0o755) //nolint:gosec // as above
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			cmd := exec.Command(program, append([]string{"run", "--manifests", dir, "--access-log", "off", "--admin-socket", "off"}, m.flags...)...)
@@ -35,9 +34,7 @@ func TestAnotherUserIsToldWhatIsMissing(t *testing.T) {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
 			var out output.Text
 			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := node.Do(cmd.Start); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, node.Do(cmd.Start))
 			err := cmd.Wait()
 			said := out.String()
 			if err == nil || strings.Count(said, "CAP_NET_ADMIN is missing") != 1 || strings.Count(said, "or grant CAP_NET_ADMIN") != 1 || strings.Count(said, "\n") != 1 {

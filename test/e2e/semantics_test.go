@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // ruleCounts is the number of rules in each section of docs/semantics.md.
@@ -20,9 +22,7 @@ var ruleCounts = map[int]int{1: 19, 2: 14, 3: 16, 4: 8, 5: 8, 6: 8, 8: 9}
 // that names the rule or with a reason, and every test that it names to exist.
 func TestEveryRuleIsShown(t *testing.T) {
 	text, err := os.ReadFile("../../docs/semantics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tests := testSources(t)
 	named := regexp.MustCompile("`(\\w+\\.Test\\w+)`")
 	for _, m := range named.FindAllStringSubmatch(string(text), -1) {
@@ -96,8 +96,6 @@ func testSources(t *testing.T) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return out
 }

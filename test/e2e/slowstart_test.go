@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -30,9 +31,7 @@ func TestSlowStart(t *testing.T) {
 				servers := map[string]int{}
 				for range times {
 					server, err := lab.Client.Ask("tcp", vip+":80")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					servers[server]++
 				}
 				return servers
@@ -58,9 +57,7 @@ func TestSlowStart(t *testing.T) {
 			if path == "kernel" {
 				decided := func() float64 {
 					values, err := p.metrics()
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					return values["sluice_flows_decided_total"]
 				}
 				before := decided()

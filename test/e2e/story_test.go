@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -80,15 +81,11 @@ func TestStoryNamesWhoIsWaitedFor(t *testing.T) {
 			a.write(p, "told", "", "")
 			p.start("--datapath", s.path)
 			c, err := lab.Client.Dial("tcp", a.vips["told"]+":80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			awaitListed(t, lab, "state=open")
 			if s.cut != nil {
-				if err := s.cut(lab); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.cut(lab))
 			}
 			go func() { _ = s.client(c) }()
 			var last api.Connection
@@ -116,9 +113,7 @@ func TestStoryNamesWhoIsWaitedFor(t *testing.T) {
 // serveBy accepts on port 8080 and calls f for each connection, which stays open.
 func serveBy(t *testing.T, h *netns.Host, f func(net.Conn) error) {
 	l, err := h.Listen("tcp", ":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

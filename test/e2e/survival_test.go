@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -33,9 +34,7 @@ func (w *world) holdAll(t *testing.T, m mode, o *object) *held {
 					continue
 				}
 				conn, err := c.Dialer(c.dialer("tcp", to, startTimeout), "tcp", to.String())
-				if err != nil {
-					t.Fatalf("%s to %s %s: %v", c.name, kind, to, err)
-				}
+				must.OKf(t, err, "%s to %s %s", c.name, kind, to)
 				t.Cleanup(func() { _ = conn.Close() })
 				said, err := netns.AskOn(conn)
 				if err != nil || !strings.HasPrefix(said, "pod-") {
@@ -145,9 +144,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 			})
 			took := time.Since(flushed)
 			values, err := p.metrics()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			found := int(values["sluice_steering_repairs_total"])
 			// A flush removes things one by one, and the first may be restored
 			// before the last is removed.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -320,9 +321,7 @@ func (w *tenancy) takeMemory() func() string {
 	var clients []net.Conn
 	for i := range w.size.readers {
 		c, err := w.lab.Client.Dial("tcp", targets[i%len(targets)])
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		clients = append(clients, c)
 	}
 	held, steady := 0, 0
@@ -407,9 +406,7 @@ func (w *tenancy) takeRecords() func() string {
 	targets := w.serve(8080, tenantServices)
 	size := func() int64 {
 		info, err := os.Stat(w.p.accessLog)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		return info.Size()
 	}
 	before, began := size(), time.Now()

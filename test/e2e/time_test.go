@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -21,9 +22,7 @@ func TestQuietConnectionsEnd(t *testing.T) {
 	quiet, half, busy := j.join(t, lab.Client, target), j.join(t, lab.Client, target), j.join(t, lab.Client, target)
 	transfer(t, quiet.client, quiet.server, "before")
 	transfer(t, half.client, half.server, "before")
-	if err := half.client.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, half.client.CloseWrite())
 	over := make(chan error, 4)
 	for _, c := range []net.Conn{quiet.client, quiet.server, half.client, half.server} {
 		go func() {
@@ -75,9 +74,7 @@ func TestSoak(t *testing.T) {
 	}
 	// The clients close first, so that TIME_WAIT occupies their ports.
 	for key, value := range map[string]string{"net/ipv4/tcp_tw_reuse": "1", "net/ipv4/ip_local_port_range": "1024 65535"} {
-		if err := lab.Client.SetSysctl(key, value); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lab.Client.SetSysctl(key, value))
 	}
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	targets := addresses(80, vip4, vip6)

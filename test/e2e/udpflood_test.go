@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -80,9 +81,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 		datagrams, phases = 1000000, 9
 	}
 	lab := netns.NewLab(t, 2)
-	if err := lab.Node.AddRoute(spoofed, lab.Client.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddRoute(spoofed, lab.Client.IPv4))
 	p := newProxy(t, lab.Node)
 	for i, name := range []string{"flooded", "neighbour"} {
 		lab.Backends[i].EchoUDP(t, 9000)
@@ -94,9 +93,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	p.start("--max-udp-sessions", strconv.Itoa(bound), "--access-log-udp", "off")
 	dial := func(to netip.AddrPort) net.Conn {
 		conn, err := lab.Client.Dial("udp", to.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -118,9 +115,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 		flooding := make(chan error, 1)
 		go func() { flooding <- flood(lab.Client, flooded, datagrams/phases) }()
 		times = requestTimes(t, conn, func() bool { return len(flooding) > 0 })
-		if err := <-flooding; err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, <-flooding)
 		beside, besideTail = append(beside, percentile(times, 50)), append(besideTail, percentile(times, 99))
 		// An answer shows that the proxy has received everything that was sent
 		// before.
@@ -131,9 +126,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 			})
 		}
 		m, err := p.metrics()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		most = max(most, m["sluice_udp_sessions"]+m["sluice_flows"])
 	}
 	grown := p.memory() - memory
@@ -173,9 +166,7 @@ func requestTimes(t *testing.T, conn net.Conn, enough func() bool) (took []time.
 		text := strconv.Itoa(i)
 		began := time.Now()
 		said, err := exchange(conn, text, startTimeout)
-		if err != nil {
-			t.Fatalf("request %d: %v", i, err)
-		}
+		must.OKf(t, err, "request %d", i)
 		if len(said) < len(text) || said[len(said)-len(text):] != text {
 			t.Fatalf("request %d was answered by %q", i, said)
 		}

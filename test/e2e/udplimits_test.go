@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -28,9 +29,7 @@ func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 	ask := func(text string) {
 		t.Helper()
 		conn, err := lab.Client.Dial("udp", net.JoinHostPort(vip4, "53"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		if said, err := exchange(conn, text, startTimeout); err != nil {
 			t.Fatalf("client %s: %q, %v", text, said, err)
@@ -41,36 +40,24 @@ func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 	}
 	highest := 0
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, entry := range list {
 		fd, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		highest = max(highest, fd)
 	}
 	var limit unix.Rlimit
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit))
 	limit.Cur = uint64(highest) + 1
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
 	asked := clients
 	for ; asked <= highest+clients; asked++ { // there may be gaps
 		ask(fmt.Sprint(asked))
 	}
 	limit.Cur = limit.Max
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
 	m, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Logf("%d clients, %v sessions, %d descriptors", asked, m["sluice_udp_sessions"], highest+1)
 	if m["sluice_udp_sessions"] >= float64(highest) {
 		t.Error("no descriptor was missing")

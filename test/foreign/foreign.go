@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -22,9 +23,7 @@ func Idle(t testing.TB) *ebpf.Program {
 func load(t testing.TB, spec *ebpf.ProgramSpec) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -39,9 +38,7 @@ type Counter struct {
 func NewCounter(t testing.TB) *Counter {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	const pass = 2 // XDP_PASS
 	return &Counter{load(t, &ebpf.ProgramSpec{Type: ebpf.XDP, License: "Apache-2.0", Instructions: asm.Instructions{
@@ -59,9 +56,7 @@ func NewCounter(t testing.TB) *Counter {
 // Count returns how many packets have passed.
 func (c *Counter) Count(t testing.TB) (n uint64) {
 	t.Helper()
-	if err := c.counts.Lookup(uint32(0), &n); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.counts.Lookup(uint32(0), &n))
 	return n
 }
 
@@ -89,12 +84,10 @@ func AttachNetfilter(t testing.TB, n *netns.Host, family link.NetfilterProtocolF
 
 func attached(t testing.TB, n *netns.Host, attach func() (link.Link, error)) (l link.Link) {
 	t.Helper()
-	if err := n.Do(func() (err error) {
+	must.OK(t, n.Do(func() (err error) {
 		l, err = attach()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }

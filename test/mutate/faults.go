@@ -198,6 +198,13 @@ var faults = []mutation{
 		file: "redirect/tproxy/reader.go", old: "return c.marked || len(c.sets) > 0 &&", new: "return true || len(c.sets) > 0 &&",
 		pkg: "redirect/tproxy", test: "TestSomebodyElsesTableOfOurName",
 	},
+
+	// In the tests.
+	{
+		name: "errors-end-no-test", what: "tests go on after an error that should end them",
+		file: "test/must/must.go", old: "\t\tt.Fatal(err)\n", new: "",
+		pkg: "test/must", test: "TestErrorsEndTests",
+	},
 }
 
 // mutations are all of them.

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Cluster is a network as Kubernetes has it, seen from one node.
@@ -91,9 +93,7 @@ func NewCluster(t testing.TB) *Cluster {
 	for _, a := range OwnIPs {
 		keep(c.Node.AddAddr(c.Outside.Name(), single(a)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return c
 }
 
@@ -111,9 +111,7 @@ func (c *Cluster) Settle(t testing.TB) {
 		if slices.Contains(c.Remote, h) {
 			router = c.Node2
 		}
-		if err := errors.Join(h.awaitUp("eth0"), router.awaitUp(h.Name())); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(h.awaitUp("eth0"), router.awaitUp(h.Name())))
 	}
 }
 
@@ -127,9 +125,7 @@ func (c *Cluster) NodeAddrs(t testing.TB) []netip.Addr {
 func (n *Namespace) Addrs(t testing.TB) []netip.Addr {
 	t.Helper()
 	list, err := n.nl.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatalf("%s: addresses: %v", n.name, err)
-	}
+	must.OKf(t, err, "%s: addresses", n.name)
 	seen := map[netip.Addr]bool{}
 	var out []netip.Addr
 	for _, a := range list {
@@ -159,9 +155,7 @@ func attachPod(t testing.TB, node, pod *Host, ranges []netip.Prefix) {
 		if err == nil {
 			err = pod.AddRoute(netip.PrefixFrom(zero(own[i]), 0), gateways[i])
 		}
-		if err != nil {
-			t.Fatalf("routes of %s: %v", pod.Name(), err)
-		}
+		must.OKf(t, err, "routes of %s", pod.Name())
 	}
 }
 

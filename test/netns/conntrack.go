@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Numbers from linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
@@ -30,9 +32,7 @@ const (
 func (n *Namespace) TrackConnections(t testing.TB) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := conn.AddTable(&nftables.Table{Name: "track", Family: nftables.TableFamilyINet})
 	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "input", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
@@ -40,9 +40,7 @@ func (n *Namespace) TrackConnections(t testing.TB) {
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
 		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{0xff, 0xff, 0xff, 0xff}},
 	}})
-	if err := conn.Flush(); err != nil {
-		t.Fatalf("%s: track connections: %v", n.name, err)
-	}
+	must.OKf(t, conn.Flush(), "%s: track connections", n.name)
 }
 
 // Tracked returns the number of the namespace's connection tracking entries.
@@ -54,13 +52,9 @@ func (n *Namespace) Tracked(t testing.TB) int {
 func (n *Namespace) number(t testing.TB, key string) int {
 	t.Helper()
 	text, err := n.Sysctl(key)
-	if err != nil {
-		t.Fatalf("%s: %v", n.name, err)
-	}
+	must.OKf(t, err, "%s", n.name)
 	value, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s: %s: %v", n.name, key, err)
-	}
+	must.OKf(t, err, "%s: %s", n.name, key)
 	return value
 }
 
@@ -71,9 +65,7 @@ func (n *Namespace) number(t testing.TB, key string) int {
 func (n *Namespace) FillConntrack(t testing.TB) {
 	t.Helper()
 	conn, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
-	if err != nil {
-		t.Fatalf("%s: %v", n.name, err)
-	}
+	must.OKf(t, err, "%s", n.name)
 	defer conn.Close()
 	size := n.number(t, "net/netfilter/nf_conntrack_max")
 	const batch = 256

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Echo is a server that answers with its own name, so that a test's assertions
@@ -60,9 +62,7 @@ func (h *Host) WitnessTCPAt(t testing.TB, address string) *Echo {
 func (h *Host) ServeTCP(t testing.TB, address string, serve func(*net.TCPConn)) {
 	t.Helper()
 	l, err := h.Listen("tcp", address)
-	if err != nil {
-		t.Fatalf("%s: %v", h.Name(), err)
-	}
+	must.OKf(t, err, "%s", h.Name())
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -84,9 +84,7 @@ func (h *Host) ServeTCP(t testing.TB, address string, serve func(*net.TCPConn)) 
 func (h *Host) serve(t testing.TB, address string, witness bool) *Echo {
 	t.Helper()
 	l, err := h.Listen("tcp", address)
-	if err != nil {
-		t.Fatalf("%s: %v", h.Name(), err)
-	}
+	must.OKf(t, err, "%s", h.Name())
 	name := fmt.Sprintf("%s:%d", h.Name(), l.Addr().(*net.TCPAddr).Port)
 	e := &Echo{Name: name, witness: witness, conns: map[net.Conn]struct{}{}}
 	var served sync.WaitGroup
@@ -200,9 +198,7 @@ func (h *Host) WitnessUDPAt(t testing.TB, address string) *Echo {
 func (h *Host) serveDatagrams(t testing.TB, address string, witness bool) *Echo {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", address)
-	if err != nil {
-		t.Fatalf("%s: %v", h.Name(), err)
-	}
+	must.OKf(t, err, "%s", h.Name())
 	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), pc.LocalAddr().(*net.UDPAddr).Port), witness: witness}
 	done := make(chan struct{})
 	go func() {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -57,9 +58,7 @@ func NewLab(t testing.TB, backends int) *Lab {
 func (lab *Lab) Settle(t testing.TB) {
 	t.Helper()
 	for _, h := range append([]*Host{lab.Client}, lab.Backends...) {
-		if err := errors.Join(h.awaitUp("eth0"), lab.Node.awaitUp(h.Name())); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(h.awaitUp("eth0"), lab.Node.awaitUp(h.Name())))
 	}
 }
 
@@ -81,9 +80,7 @@ func (lab *Lab) AddBackend(t testing.TB) *Host {
 func (h *Host) forward(t testing.TB) {
 	t.Helper()
 	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := h.SetSysctl(key, "1"); err != nil {
-			t.Fatalf("%s: %s: %v", h.Name(), key, err)
-		}
+		must.OKf(t, h.SetSysctl(key, "1"), "%s: %s", h.Name(), key)
 	}
 }
 
@@ -93,9 +90,7 @@ func attach(t testing.TB, node, h *Host, gw4, gw6 netip.Addr) {
 	Wire(t, node.Namespace, h.Name(), []netip.Prefix{netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64)},
 		h.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64)})
 	for _, gw := range []netip.Addr{gw4, gw6} {
-		if err := h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw); err != nil {
-			t.Fatalf("%s: default route via %s: %v", h.Name(), gw, err)
-		}
+		must.OKf(t, h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw), "%s: default route via %s", h.Name(), gw)
 	}
 }
 
@@ -136,9 +131,7 @@ func Wire(t testing.TB, a *Namespace, ifA string, addrsA []netip.Prefix, b *Name
 	if err == nil {
 		err = b.configure(ifB, addrsB)
 	}
-	if err != nil {
-		t.Fatalf("wire %s/%s to %s/%s: %v", a.name, ifA, b.name, ifB, err)
-	}
+	must.OKf(t, err, "wire %s/%s to %s/%s", a.name, ifA, b.name, ifB)
 }
 
 // awaitUp waits until an interface is operational.

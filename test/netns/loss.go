@@ -6,6 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Lose has one of so many packets vanish in the network that an interface sends and that are
@@ -26,17 +28,13 @@ func (h *Host) Lose(t testing.TB, ifname string, longer, oneOf int32) (stop func
 		asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), // TCX_NEXT
 		asm.Return(),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var attached link.Link
 	device := h.Link(t, ifname).Attrs().Index
-	if err := h.Do(func() (err error) {
+	must.OK(t, h.Do(func() (err error) {
 		attached, err = link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	stop = func() {
 		_ = attached.Close()
 		_ = program.Close()

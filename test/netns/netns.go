@@ -31,6 +31,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Namespace is one network namespace. Any number of goroutines may call its
@@ -61,9 +62,7 @@ func New(t testing.TB, name string) *Namespace {
 	if err == nil {
 		err = n.prepare()
 	}
-	if err != nil {
-		t.Fatalf("network namespace %s: %v", name, err)
-	}
+	must.OKf(t, err, "network namespace %s", name)
 	return n
 }
 
@@ -142,14 +141,10 @@ func (n *Namespace) Sysctl(key string) (string, error) {
 func Dropped(t testing.TB) (n uint64) {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for line := range strings.Lines(string(stat)) {
 		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n += dropped
 	}
 	return n

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -58,9 +60,7 @@ func TestEchoUDP(t *testing.T) {
 	lab.Backends[0].EchoUDP(t, 53)
 	for _, ip := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
 		c, err := lab.Client.Dial("udp", netip.AddrPortFrom(ip, 53).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		if got := exchange(t, c, "hello"); got != "b1:53\nhello" {
 			t.Errorf("%s: got %q", ip, got)
@@ -76,29 +76,21 @@ func exchange(t *testing.T, c net.Conn, text string) string {
 	_ = c.SetReadDeadline(time.Now().Add(dialTimeout))
 	buf := make([]byte, 64)
 	n, err := c.Read(buf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(buf[:n])
 }
 
 func TestCommandRunsInside(t *testing.T) {
 	ns := New(t, "alone")
 	out, err := ns.Command(t, "/bin/cat", "/proc/net/dev").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if text := string(out); strings.Count(text, ":") != 1 || !strings.Contains(text, "lo:") {
 		t.Errorf("want lo alone, got:\n%s", text)
 	}
 	cmd := ns.Command(t, "/bin/sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if own, _ := os.Readlink("/proc/self/ns/net"); own == link {
 		t.Errorf("the child is in the test's namespace %s", own)
 	}
@@ -106,18 +98,14 @@ func TestCommandRunsInside(t *testing.T) {
 
 func TestDoGivesTheThreadBack(t *testing.T) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ns := New(t, "inner")
 	for range 50 {
 		inside := ""
-		if err := ns.Do(func() (err error) {
+		must.OK(t, ns.Do(func() (err error) {
 			inside, err = os.Readlink("/proc/thread-self/ns/net")
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if inside == own {
 			t.Fatal("Do ran outside of the namespace")
 		}
@@ -144,9 +132,7 @@ func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	if err := lab.Node.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), lab.Client.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), lab.Client.IPv4))
 	if after := lab.Node.Dump(t); after == before {
 		t.Error("a new route does not show")
 	}
@@ -156,21 +142,15 @@ func TestDumpLeavesOutWhatRulesCount(t *testing.T) {
 	lab := NewLab(t, 0)
 	lab.Settle(t)
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	table := conn.AddTable(&nftables.Table{Name: "counting", Family: nftables.TableFamilyINet})
 	chain := conn.AddChain(&nftables.Chain{
 		Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
 	})
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, conn.Flush())
 	before := lab.Node.Dump(t)
-	if err := lab.Client.Ping(lab.Node.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.Ping(lab.Node.IPv4))
 	rules, err := conn.GetRules(table, chain)
 	if err != nil || len(rules) != 1 || rules[0].Exprs[0].(*expr.Counter).Packets == 0 {
 		t.Fatalf("want one rule that has counted: %v, %v", rules, err)

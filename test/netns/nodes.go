@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Member is a node of a cluster, with its pods.
@@ -46,17 +48,13 @@ func NewNodes(t testing.TB, podsEach int) *Nodes {
 	// The node's own processes need a route for addresses that only a proxy
 	// serves.
 	for _, via := range []netip.Addr{c.Outside.IPv4, c.Outside.IPv6} {
-		if err := middle.AddRoute(netip.PrefixFrom(zero(via), 0), via); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, middle.AddRoute(netip.PrefixFrom(zero(via), 0), via))
 	}
 	for i, n := range c.Nodes {
 		n.forward(t)
 		if n != middle {
 			for f, via := range []netip.Addr{n.IPv4, n.IPv6} {
-				if err := middle.AddRoute(n.PodCIDRs[f], via); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, middle.AddRoute(n.PodCIDRs[f], via))
 			}
 		}
 		four, six := n.PodCIDRs[0].Addr().Next(), n.PodCIDRs[1].Addr().Next()

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Tun is an interface without a link header whose packets the test itself sends and
@@ -20,9 +22,7 @@ func (n *Namespace) Tun(t testing.TB, name string, routes ...netip.Prefix) *os.F
 		f, err = openTun(name)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	l, err := n.nl.LinkByName(name)
 	if err == nil {
@@ -36,9 +36,7 @@ func (n *Namespace) Tun(t testing.TB, name string, routes ...netip.Prefix) *os.F
 			err = n.nl.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(r), Scope: netlink.SCOPE_LINK})
 		}
 	}
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	must.OKf(t, err, "%s", name)
 	return f
 }
 

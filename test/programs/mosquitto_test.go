@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -24,9 +25,7 @@ func TestPublishAndSubscribe(t *testing.T) {
 	dir := directory(t)
 	config := filepath.Join(dir, "mosquitto.conf")
 	text := fmt.Sprintf("listener %d\nallow_anonymous true\npersistence false\nmax_queued_messages 0\n", w.port)
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(config, []byte(text), 0o644))
 	s := w.serve(w.Backends[0], dir, "mosquitto", "-v", "-c", config)
 	options := func(vip string, more ...string) []string {
 		return append([]string{"-h", vip, "-p", strconv.Itoa(int(w.port)), "-t", "news", "-q", "1"}, more...)
@@ -37,9 +36,7 @@ func TestPublishAndSubscribe(t *testing.T) {
 		cmd := as(w.Client.Command(t, find(t, "mosquitto_sub"), options(vip, "-k", "5", "-C", strconv.Itoa(2*messages))...), "/")
 		outs[i], ends[i] = &output.Text{}, make(chan error, 1)
 		cmd.Stdout, cmd.Stderr = outs[i], outs[i]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		go func() { ends[i] <- cmd.Wait() }()
 	}
 	wait.True(t, "both have subscribed", func() bool { return strings.Count(s.log.String(), "Sending SUBACK") == len(vips) })

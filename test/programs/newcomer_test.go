@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -74,9 +75,7 @@ func newDeveloper(t *testing.T, resolver string) *developer {
 	holder := d.machine.Command(t, "unshare", "--mount", "--propagation", "private", "bash", "-euc", machineSetup, "setup", resolver)
 	var log output.Text
 	holder.Stdout, holder.Stderr = &log, &log
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, holder.Start())
 	d.mounts = fmt.Sprintf("/proc/%d/ns/mnt", holder.Process.Pid)
 	wait.For(t, "the machine's files", wait.Patience, func() error {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/run/up", holder.Process.Pid)); err != nil {
@@ -99,9 +98,7 @@ func (d *developer) start(log *output.Text, name string, args ...string) *netns.
 	d.t.Helper()
 	c := d.command(name, args...)
 	c.Stdout, c.Stderr = log, log
-	if err := c.Start(); err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, c.Start())
 	return c
 }
 
@@ -121,9 +118,7 @@ func (d *developer) says(want string, name string, args ...string) {
 func (d *developer) process(name, at string) (end func()) {
 	d.t.Helper()
 	l, err := d.machine.Listen("tcp", at)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, err)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s for %s", name, r.Host) })}
 	go func() { _ = s.Serve(l) }()
 	end = func() { _ = s.Close() }
@@ -188,9 +183,7 @@ func TestNewcomer(t *testing.T) {
 			files := t.TempDir()
 			write := func(name, endpoints string) {
 				t.Helper()
-				if err := os.WriteFile(filepath.Join(files, name+".yaml"), []byte(fmt.Sprintf(devService, name, endpoints)), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(files, name+".yaml"), []byte(fmt.Sprintf(devService, name, endpoints)), 0o600))
 			}
 			write("web", "127.0.0.1:3000")
 			write("api", "127.0.0.1:3001")
@@ -237,9 +230,7 @@ echo same`)
 				}
 			}
 
-			if err := dev.Process.Signal(syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, dev.Process.Signal(syscall.SIGINT))
 			if err := dev.Wait(); err != nil {
 				t.Errorf("it ended with %v", err)
 			}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -47,9 +48,7 @@ http {
 }
 `, dir, w.port, root, h.Name())
 	file := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(file, []byte(config), 0o644))
 	return w.serve(h, dir, "nginx", "-e", "stderr", "-p", dir, "-c", file)
 }
 
@@ -104,21 +103,15 @@ func TestDownloads(t *testing.T) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			c, err := w.dial(vips[i%2])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			body, err := get(c, "/big")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer body.Close()
 			sum := sha256.New()
 			began := time.Now()
 			n, err := io.CopyN(sum, body, 10<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if i == 0 {
 				pause(longPause())
 			}
@@ -135,17 +128,13 @@ func TestDownloads(t *testing.T) {
 func bigFile(t *testing.T, path string, size int) [32]byte {
 	t.Helper()
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	sum := sha256.New()
 	if _, err := io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8([32]byte{1}), int64(size)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(path, 0o644))
 	return [32]byte(sum.Sum(nil))
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -27,9 +28,7 @@ func postgres(t *testing.T) *world {
 		t.Fatalf("initdb: %v\n%s", err, out)
 	}
 	const everybody = "host all all 0.0.0.0/0 trust\nhost all all ::/0 trust\n"
-	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(everybody), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(everybody), 0o644))
 	s := w.serve(h, dir, "postgres", "-D", data, "-p", strconv.Itoa(int(w.port)), "-h", "0.0.0.0,::", "-k", dir,
 		"-c", "fsync=off", "-c", "shared_buffers=32MB", "-c", "max_connections=60")
 	// It accepts connections, and refuses their users, before it is ready.
@@ -81,9 +80,7 @@ func TestCopyWithAReaderThatPauses(t *testing.T) {
 			if err == nil {
 				err = cmd.Start()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			lines, n := bufio.NewScanner(out), 0
 			for lines.Scan() {
 				n++

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,9 +24,7 @@ func (w *world) configured(h *netns.Host, program, config string, args ...string
 	w.t.Helper()
 	dir := directory(w.t)
 	file := filepath.Join(dir, "config")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(config, "DIR", dir)), 0o644); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(file, []byte(strings.ReplaceAll(config, "DIR", dir)), 0o644))
 	for i := range args {
 		args[i] = strings.ReplaceAll(strings.ReplaceAll(args[i], "DIR", dir), "FILE", file)
 	}
@@ -117,9 +116,7 @@ func TestNginxReadsProxyHeaders(t *testing.T) {
 func (w *world) witness(h *netns.Host, from, to uint16, n int) <-chan string {
 	w.t.Helper()
 	l, err := h.Listen("tcp", fmt.Sprintf(":%d", from))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	begins := make(chan string, 1000)
 	var running sync.WaitGroup
 	w.t.Cleanup(func() { _ = l.Close(); running.Wait() })

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -24,9 +25,7 @@ import (
 func recipe(t *testing.T, page, contains string, replace ...string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, m := range regexp.MustCompile("(?s)\n *```[a-z]*\n(.*?)\n *```").FindAllStringSubmatch(string(text), -1) {
 		if strings.Contains(m[1], contains) {
 			for i := 0; i < len(replace); i += 2 {
@@ -45,9 +44,7 @@ func recipe(t *testing.T, page, contains string, replace ...string) string {
 func file(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text+"\n"), 0o644))
 	return path
 }
 
@@ -120,9 +117,7 @@ func TestRsyslog(t *testing.T) {
 		receiver, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = receiver.Close() })
 	lines := make(chan string, 10*records)
 	go func() {
@@ -139,9 +134,7 @@ func TestRsyslog(t *testing.T) {
 		}
 	}()
 	_, port, err := net.SplitHostPort(receiver.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir := t.TempDir()
 	config := file(t, "rsyslog.conf", recipe(t, "observing.md", "omfwd",
 		"/var/log/sluice/access.log", w.accessLog, "logs.example.com", "127.0.0.1", "5170", port, "/var/spool/rsyslog", dir))
@@ -151,9 +144,7 @@ func TestRsyslog(t *testing.T) {
 	cmd := w.Node.Command(t, find(t, "rsyslogd"), "-n", "-f", config, "-i", filepath.Join(dir, "pid"))
 	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() })
 	for range records {
 		w.connect()

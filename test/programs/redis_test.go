@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 )
 
@@ -57,9 +58,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 		if err == nil {
 			err = cmd.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		value := strings.Repeat("v", 100)
 		for n := range commands {
 			if n == commands/3 {
@@ -91,9 +90,7 @@ func TestRedisClientsOutliveAPausedServer(t *testing.T) {
 	w, s := redis(t)
 	for _, vip := range vips {
 		c, err := w.dial(vip)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		ping := func() {
 			t.Helper()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -58,9 +59,7 @@ func bootSystemd(t *testing.T) *systemd {
 		t: t, Lab: netns.NewLab(t, 2), port: 8080, manifests: filepath.Join(dir, "etc/manifests"), log: &output.Text{},
 	}}
 	for _, name := range []string{"bin", "log", "etc/manifests", "etc/units/sluice.service.d"} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
 	s.annotate("")
 	s.install()
@@ -71,12 +70,8 @@ func bootSystemd(t *testing.T) *systemd {
 	cmd := s.Node.Command(t, "unshare", "--mount", "sh", "-c", boot, "sh", dir)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	open, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = open.Close()
 		_ = cmd.Wait()
@@ -99,9 +94,7 @@ func bootSystemd(t *testing.T) *systemd {
 func (s *systemd) install() {
 	s.t.Helper()
 	s.copy(os.Getenv("SLUICE_BIN"), "bin/new", 0o755)
-	if err := os.Rename(filepath.Join(s.dir, "bin/new"), filepath.Join(s.dir, "bin/sluice")); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, os.Rename(filepath.Join(s.dir, "bin/new"), filepath.Join(s.dir, "bin/sluice")))
 }
 
 func (s *systemd) copy(from, to string, mode os.FileMode) {
@@ -110,25 +103,19 @@ func (s *systemd) copy(from, to string, mode os.FileMode) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(s.dir, to), text, mode)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 }
 
 func (s *systemd) write(name, text string) {
 	s.t.Helper()
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o644))
 }
 
 // setFlags adds flags to those of the file of flags in deploy/.
 func (s *systemd) setFlags(flags string) {
 	s.t.Helper()
 	text, err := os.ReadFile("../../deploy/systemd/sluice.default")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	const manifests = "\nSLUICE_ARGS=--manifests=/etc/sluice/manifests "
 	if !strings.Contains(string(text), manifests) {
 		s.t.Fatalf("sluice.default lacks %s", manifests)
@@ -150,9 +137,7 @@ func (s *systemd) systemctl(args ...string) (string, error) {
 func (s *systemd) command(args ...string) string {
 	s.t.Helper()
 	text, err := s.systemctl(args...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	return text
 }
 
@@ -217,9 +202,7 @@ func TestUnitTakesOver(t *testing.T) {
 					defer c.Close()
 					_, err = netns.AskOn(c)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				open = append(open, c)
 			}
 			began := time.Now()

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -71,9 +72,7 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 	t.Parallel()
 	dir := t.TempDir()
 	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log"), log: &output.Text{}}
-	if err := os.Mkdir(w.manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(w.manifests, 0o755))
 	w.annotate("")
 	binary, err := filepath.Abs(os.Getenv("SLUICE_BIN"))
 	if err != nil || os.Getenv("SLUICE_BIN") == "" {
@@ -83,9 +82,7 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json", "--bpf-root", ""}, flags...)...)
 	w.cmd = w.Node.Command(t, args[0], args[1:]...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
-	if err := w.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.cmd.Start())
 	wait.For(t, "sluice is ready", time.Minute, func() error {
 		if !strings.Contains(w.log.String(), "ready") {
 			return errors.New(w.log.String())
@@ -153,9 +150,7 @@ func (w *world) annotate(annotations string) {
 	w.t.Helper()
 	w.annotated = w.annotated || annotations != ""
 	text := strings.Replace(w.yaml(), "namespace: default}\n", "namespace: default, annotations: {"+annotations+"}}\n", 1)
-	if err := os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600))
 }
 
 // at returns the Service's address of a family with its port.
@@ -189,9 +184,7 @@ func directory(t *testing.T) string {
 	if err == nil {
 		err = os.Chmod(dir, 0o700)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -236,9 +229,7 @@ func (s *server) start() {
 	s.t.Helper()
 	s.cmd = as(s.host.Command(s.t, s.name, s.args...), s.dir)
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, s.cmd.Start())
 	for _, a := range []netip.Addr{s.host.IPv4, s.host.IPv6} {
 		wait.For(s.t, s.name+" accepts", 2*wait.Patience, func() error {
 			c, err := s.w.Node.Dial("tcp", netip.AddrPortFrom(a, s.w.port).String())
@@ -252,9 +243,7 @@ func (s *server) start() {
 
 func (s *server) signal(signal syscall.Signal) {
 	s.t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, s.cmd.Process.Signal(signal))
 }
 
 // end stops it by a signal and waits.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -146,9 +147,7 @@ func explain(t *testing.T, dir, from, to string, flags []string) (want []string)
 	t.Helper()
 	out, err := exec.Command(os.Getenv(programEnv), append([]string{"explain", "--manifests", dir, "--hostname-override", "node", "--node-ip", "10.1.0.1,fd00:1::1",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--protocol", "sctp", "--from", from, "--to", to, "-o", "json"}, flags...)...).Output()
-	if err != nil {
-		t.Fatalf("explain: %v", err)
-	}
+	must.OKf(t, err, "explain")
 	var a struct {
 		Verdict    string
 		Candidates []string
@@ -164,9 +163,7 @@ func explain(t *testing.T, dir, from, to string, flags []string) (want []string)
 	}
 	for _, e := range a.Candidates {
 		ap, err := netip.ParseAddrPort(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		name := "pod-1"
 		if a := ap.Addr().String(); a == "10.244.2.2" || a == "fd00:244:2::2" {
 			name = "pod-3"
@@ -209,9 +206,7 @@ func TestProxyKeepsLimits(t *testing.T) {
 	var open []*peer
 	for range 3 {
 		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		talk(t, a, "hello")
 		open = append(open, a)
 	}

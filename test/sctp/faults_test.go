@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -22,9 +23,7 @@ import (
 func (p *proxy) rss() (kib int) {
 	p.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	for line := range strings.Lines(string(text)) {
 		if n, _ := fmt.Sscanf(line, "VmRSS: %d kB", &kib); n == 1 {
 			return kib
@@ -44,27 +43,21 @@ func TestProxyBearsAFloodOfINITs(t *testing.T) {
 		svc{name: "flooded", ip: "10.96.0.10", endpoints: []string{lab.Backends[0].IPv4.String()}},
 		svc{name: "neighbour", ip: "10.96.0.11", endpoints: []string{lab.Backends[1].IPv4.String()}}))
 	neighbour, err := dial(lab.Client.Namespace, "10.96.0.11:3868", options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer neighbour.abort()
 	talk(t, neighbour, "before")
 	before := p.rss()
 	const inits = 20_000
 	var fd int
-	if err := lab.Client.Do(func() (err error) {
+	must.OK(t, lab.Client.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer sys.Close(fd)
 	to := &unix.SockaddrInet4{Addr: netip.MustParseAddr("10.96.0.10").As4()}
 	var took []time.Duration
 	for i := range inits {
-		if err := unix.Sendto(fd, initPacket(uint16(1024+i), uint32(i+1)), 0, to); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Sendto(fd, initPacket(uint16(1024+i), uint32(i+1)), 0, to))
 		if i%500 == 0 {
 			began := time.Now()
 			talk(t, neighbour, "beside the flood")
@@ -82,9 +75,7 @@ func TestProxyBearsAFloodOfINITs(t *testing.T) {
 	}
 	for _, to := range []string{"10.96.0.10:3868", "10.96.0.11:3868"} {
 		a, err := dial(lab.Client.Namespace, to, options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		talk(t, a, "a new one after the flood")
 		a.abort()
 	}
@@ -132,9 +123,7 @@ func TestProxyBoundsSlowReaders(t *testing.T) {
 		svc{name: "slow", ip: "10.96.0.10", endpoints: []string{slow.IPv4.String()}},
 		svc{name: "quick", ip: "10.96.0.11", endpoints: []string{quick.IPv4.String()}}))
 	neighbour, err := dial(lab.Client.Namespace, "10.96.0.11:3868", options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer neighbour.abort()
 	talk(t, neighbour, "before")
 	before := p.rss()
@@ -199,16 +188,12 @@ func TestProxyFindsLostPeers(t *testing.T) {
 			serve(t, b.Namespace, at(b), options(), func(p *peer) { accepted <- p })
 			p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
 			a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer a.abort()
 			other := <-accepted
 			defer other.abort()
 			for _, pair := range [][2]*peer{{a, other}, {other, a}} {
-				if err := pair[0].send(note{text: []byte("x")}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, pair[0].send(note{text: []byte("x")}))
 				if _, err := pair[1].receive(); err != nil {
 					t.Fatal(err)
 				}
@@ -217,14 +202,10 @@ func TestProxyFindsLostPeers(t *testing.T) {
 			if c.client {
 				stays, lost = other, lab.Client
 			}
-			if err := lost.SetDown("eth0"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lost.SetDown("eth0"))
 			began := time.Now()
 			if c.sends {
-				if err := stays.send(note{text: []byte("to nobody")}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, stays.send(note{text: []byte("to nobody")}))
 			}
 			if _, err := stays.receiveIn(c.most + patience); !errors.Is(err, sys.ECONNRESET) {
 				t.Errorf("the other side saw %v", err)

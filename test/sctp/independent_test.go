@@ -12,6 +12,7 @@ import (
 	library "github.com/ishidawataru/sctp"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -58,14 +59,10 @@ func TestProxyIndependentPeers(t *testing.T) {
 	}
 	// Our client, their endpoint: the identifier is in network order on the wire.
 	p, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.abort()
 	want := sys.MessageInfo{Stream: 3, PPID: networkOrder(ppid), Unordered: true}
-	if err := p.send(note{want, []byte("ours")}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.send(note{want, []byte("ours")}))
 	if got, err := p.receive(); err != nil || got.MessageInfo != want {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -98,9 +95,7 @@ func serveByLibrary(t *testing.T, h *netns.Host, seen chan<- libraryEnd) {
 		l, err = library.ListenSCTPExt("sctp4", &library.SCTPAddr{IPAddrs: []net.IPAddr{{IP: h.IPv4.AsSlice()}}, Port: targetPort}, library.InitMsg{NumOstreams: 64, MaxInstreams: 64})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// Closing does not end a blocking accept; the process does.
 	go func() {
 		for {

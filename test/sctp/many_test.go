@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -31,7 +32,7 @@ func TestProxyHoldsManyAssociations(t *testing.T) {
 	})
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
 	clients := make([]*peer, associations)
-	if err := lab.Client.Do(func() error {
+	must.OK(t, lab.Client.Do(func() error {
 		for i := range clients {
 			fd, e := sys.ConnectSCTP(netip.MustParseAddrPort("10.96.0.10:3868"), netip.Addr{}, small)
 			if e != 0 && e != sys.EINPROGRESS {
@@ -40,9 +41,7 @@ func TestProxyHoldsManyAssociations(t *testing.T) {
 			clients[i] = &peer{fd: fd, buffer: make([]byte, 100)}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for i, c := range clients {
 		wait.For(t, "connected", patience, func() error {
 			_, e := sys.SCTPConnected(c.fd)
@@ -54,9 +53,7 @@ func TestProxyHoldsManyAssociations(t *testing.T) {
 			}
 			return nil
 		})
-		if err := c.send(note{text: fmt.Append(nil, i)}); err != nil {
-			t.Fatalf("association %d: %v", i, err)
-		}
+		must.OKf(t, c.send(note{text: fmt.Append(nil, i)}), "association %d", i)
 	}
 	for range clients {
 		e := <-accepted
@@ -65,9 +62,7 @@ func TestProxyHoldsManyAssociations(t *testing.T) {
 		if err == nil {
 			err = e.send(got)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	for i, c := range clients {
 		if got, err := c.receive(); err != nil || string(got.text) != fmt.Sprint(i) {
@@ -94,7 +89,7 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 	open := func() (*peer, error) {
 		t.Helper()
 		var fd int
-		if err := lab.Client.Do(func() (err error) {
+		must.OK(t, lab.Client.Do(func() (err error) {
 			if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP); err != nil {
 				return err
 			}
@@ -105,9 +100,7 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 				err = errors.Join(err, e)
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		a := newPeer(fd)
 		var e sys.Errno
 		wait.For(t, "connected", patience, func() error {
@@ -123,19 +116,13 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 		return a, nil
 	}
 	first, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	talk(t, first, "before the crash")
 	_, services, _ := net.ParseCIDR("10.96.0.0/16")
 	nowhere := &netlink.Route{Dst: services, Type: unix.RTN_BLACKHOLE, Priority: 1}
-	if err := lab.Client.Netlink().RouteAdd(nowhere); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.Netlink().RouteAdd(nowhere))
 	first.abort() // the ABORT is lost
-	if err := lab.Client.Netlink().RouteDel(nowhere); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.Netlink().RouteDel(nowhere))
 	again, err := open()
 	if err == nil { // else the ABORT is there already
 		_, err = again.receive()
@@ -148,9 +135,7 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	third, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	talk(t, third, "afterwards")
 	third.abort()
 	p.ended(1)

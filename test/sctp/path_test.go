@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,25 +24,17 @@ func TestPathOfAClientIsCut(t *testing.T) {
 	netns.Wire(t, lab.Node.Namespace, "second", []netip.Prefix{netip.MustParsePrefix("10.1.5.1/24")},
 		lab.Client.Namespace, "eth1", []netip.Prefix{netip.MustParsePrefix("10.1.5.2/24")})
 	_, services, _ := net.ParseCIDR("10.96.0.0/16")
-	if err := lab.Client.Netlink().RouteAdd(&netlink.Route{Dst: services, Gw: net.ParseIP("10.1.5.1"), Priority: 2000}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.Netlink().RouteAdd(&netlink.Route{Dst: services, Gw: net.ParseIP("10.1.5.1"), Priority: 2000}))
 	_, whole, _ := net.ParseCIDR("10.96.0.0/16")
-	if err := lab.Client.Netlink().RouteAdd(&netlink.Route{Dst: whole, Gw: net.ParseIP("10.1.0.1"), Priority: 1000}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.Netlink().RouteAdd(&netlink.Route{Dst: whole, Gw: net.ParseIP("10.1.0.1"), Priority: 1000}))
 	serve(t, b.Namespace, at(b), options(), echo)
 	startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
 	p := twoAddresses(t, lab.Client.Namespace, "10.1.0.2", "10.1.5.2", "10.96.0.10")
 	defer p.abort()
 	talk(t, p, "by the first path")
-	if err := lab.Client.SetDown("eth0"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Client.SetDown("eth0"))
 	began := time.Now()
-	if err := p.send(note{text: []byte("by the second path")}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.send(note{text: []byte("by the second path")}))
 	// Both sides retransmit before they take the other path, some 7 s in all.
 	if _, err := p.receiveIn(3 * patience); err != nil {
 		t.Fatalf("by the second path: %v", err)
@@ -82,9 +75,7 @@ func twoAddresses(t *testing.T, in *netns.Namespace, first, second, to string) *
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := newPeer(fd)
 	wait.For(t, "connected", patience, func() error {
 		if !p.poll(unix.POLLOUT, time.Second) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -207,14 +208,10 @@ func TestEndsThroughTheProxy(t *testing.T) {
 		{"no stream", 0, func(p *peer) { _ = p.send(note{sys.MessageInfo{Stream: 5}, []byte("x")}) }, sys.ECONNRESET, "no_stream"},
 	} {
 		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ends := []*peer{a, <-accepted}
 		for range 10 {
-			if err := ends[c.side].send(note{text: make([]byte, 1000)}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, ends[c.side].send(note{text: make([]byte, 1000)}))
 		}
 		c.end(ends[c.side])
 		for read := 0; ; read++ {
@@ -256,9 +253,7 @@ func TestPromise6_StopAndTakeOver(t *testing.T) {
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
 	open := func() *peer {
 		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		talk(t, a, "hello")
 		return a
 	}

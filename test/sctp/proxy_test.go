@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -71,14 +72,10 @@ func (p *proxy) run(node *netns.Namespace, flags ...string) {
 	p.cmd = exec.Command(os.Getenv(programEnv), append([]string{"run", "--manifests", p.dir, "--hostname-override", "node", "--workers", "2",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-", "--dial-timeouts", "20s", "--datapath", "relay"}, flags...)...)
 	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.cmd.Stderr = p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := node.Do(p.cmd.Start); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, node.Do(p.cmd.Start))
 	cmd := p.cmd
 	go func() {
 		for s := bufio.NewScanner(out); s.Scan(); {
@@ -143,9 +140,7 @@ func (p *proxy) write(manifest string) {
 	if err == nil {
 		err = os.Rename(tmp, filepath.Join(p.dir, "all.yaml"))
 	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 }
 
 // ended waits for so many records since the last call, and returns them.

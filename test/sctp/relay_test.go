@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/message"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -38,9 +39,7 @@ func (o *owner) LinkEnded(end message.End) { o.ends <- end }
 func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.AddrPort) *rig {
 	t.Helper()
 	loop, err := poll.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w := message.New(c).NewWorker(loop)
 	done := make(chan error, 1)
 	go func() { done <- loop.Run() }()
@@ -107,9 +106,7 @@ func TestRelayKeepsEnds(t *testing.T) {
 				s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) { accepted <- p })
 				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
 				p, err := dial(nil, r.addr.String(), options())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				a, b := p, <-accepted
 				if side == 1 {
 					a, b = b, a
@@ -119,9 +116,7 @@ func TestRelayKeepsEnds(t *testing.T) {
 				for i := range messages {
 					n := note{sys.MessageInfo{Stream: uint16(i % 5), PPID: uint32(i)}, bytes.Repeat([]byte{byte(i)}, 1+rand.IntN(3000))}
 					sent = append(sent, n)
-					if err := a.send(n); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, a.send(n))
 				}
 				c.end(a)
 				for i := 0; ; i++ {
@@ -159,9 +154,7 @@ func TestRelayEndsWhileMessagesPass(t *testing.T) {
 				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
 				for range 3 {
 					p, err := dial(nil, r.addr.String(), options())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					aborts, sends := p, <-accepted
 					if side == 1 {
 						aborts, sends = sends, aborts
@@ -205,14 +198,10 @@ func TestRelayBoundsMessages(t *testing.T) {
 		ok   bool
 	}{{1, true}, {64 << 10, true}, {64<<10 + 1, true}, {bound, true}, {bound + 1, false}} {
 		p, err := dial(nil, r.addr.String(), options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		want := note{sys.MessageInfo{Stream: 3, PPID: 9}, bytes.Repeat([]byte("0123456789abcdef"), c.size/16+1)[:c.size]}
 		for round := range 3 {
-			if err := p.send(want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.send(want))
 			got, err := p.receive()
 			if !c.ok {
 				if !errors.Is(err, sys.ECONNRESET) {
@@ -240,13 +229,9 @@ func TestRelayNamesMissingStreams(t *testing.T) {
 	s := serve(t, nil, "127.0.0.1:0", few, echo)
 	r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
 	p, err := dial(nil, r.addr.String(), options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, stream := range []uint16{0, 1} {
-		if err := p.send(note{sys.MessageInfo{Stream: stream}, []byte("x")}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.send(note{sys.MessageInfo{Stream: stream}, []byte("x")}))
 		if _, err := p.receive(); err != nil {
 			t.Fatal(err)
 		}
@@ -283,9 +268,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 		c.MaxHeld = held
 		r := newRig(t, c, proxied(64<<10), s.addr)
 		p, err := dial(nil, r.addr.String(), sys.SCTPOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		sent := 0
 		for ; ; sent++ {
 			e := p.box.Send(p.fd, make([]byte, 10_000), sys.MessageInfo{PPID: uint32(sent)})
@@ -300,9 +283,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 		}
 		t.Logf("%d messages until the sender stopped", sent)
 		close(release)
-		if err := p.shutDown(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.shutDown())
 		if n := <-got; n != sent {
 			t.Errorf("%d of %d messages arrived", n, sent)
 		}
@@ -315,13 +296,9 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 func TestRelayWaitsForMemory(t *testing.T) {
 	const limits = "/proc/sys/net/sctp/sctp_mem" // of all associations, in pages
 	usual, err := os.ReadFile(limits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set := func(text []byte) {
-		if err := os.WriteFile(limits, text, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(limits, text, 0))
 	}
 	defer set(usual)
 
@@ -341,36 +318,28 @@ func TestRelayWaitsForMemory(t *testing.T) {
 	})
 	r := newRig(t, config(64<<10), proxied(8<<20), s.addr)
 	p, err := dial(nil, r.addr.String(), options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sent := 0
 	send := func(size int) {
 		t.Helper()
-		if err := p.send(note{sys.MessageInfo{PPID: uint32(sent)}, make([]byte, size)}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.send(note{sys.MessageInfo{PPID: uint32(sent)}, make([]byte, size)}))
 		sent++
 	}
 	await := func(what string, done func(message.Stats) bool) {
 		t.Helper()
-		if err := wait.Poll(patience, func() error {
+		must.OK(t, wait.Poll(patience, func() error {
 			if did := r.did(); !done(did) {
 				return fmt.Errorf("%s: not yet: %+v", what, did)
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	for r.did().Blocked == 0 {
 		send(10_000)
 	}
 	set([]byte("1 2 3"))
 	before, began := r.did(), time.Now()
-	if err := unix.SetsockoptInt(<-r.out, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 16<<20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetsockoptInt(<-r.out, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 16<<20))
 	await("trying again", func(did message.Stats) bool { return did.Sends > before.Sends })
 	time.Sleep(time.Second)
 	after, lasted := r.did(), time.Since(began)
@@ -383,9 +352,7 @@ func TestRelayWaitsForMemory(t *testing.T) {
 	set(usual)
 	await("going on", func(did message.Stats) bool { return did.Messages == uint64(sent) })
 	close(release)
-	if err := p.shutDown(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.shutDown())
 	if n := <-got; n != sent {
 		t.Errorf("%d of %d messages arrived", n, sent)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -27,9 +28,7 @@ func TestProxyBoundsMessages(t *testing.T) {
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}), "--max-sctp-message", fmt.Sprint(bound))
 	open := func() *peer {
 		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return a
 	}
 	neighbours := []*peer{open(), open(), open()}
@@ -39,9 +38,7 @@ func TestProxyBoundsMessages(t *testing.T) {
 	a := open()
 	want := note{sys.MessageInfo{Stream: 5, PPID: 7}, bytes.Repeat([]byte("0123456789abcdef"), bound/16)}
 	for range 3 {
-		if err := a.send(want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, a.send(want))
 		for _, n := range neighbours {
 			talk(t, n, "beside")
 		}
@@ -138,9 +135,7 @@ endpoints: [{addresses: ["` + b.IPv4.String() + `"], conditions: {ready: true}}]
 	allowed, other := lab.Client.IPv4.String()+"/32", "192.0.2.0/24"
 	p := startProxy(t, lab.Node.Namespace, with(allowed))
 	kept, err := dial(lab.Client.Namespace, "198.51.100.30:3868", options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer kept.abort()
 	try := func() error {
 		a, err := dialIn(lab.Client.Namespace, "198.51.100.30:3868", netip.Addr{}, 700*time.Millisecond)
@@ -156,9 +151,7 @@ endpoints: [{addresses: ["` + b.IPv4.String() + `"], conditions: {ready: true}}]
 		return err
 	}
 	for round := range 2 {
-		if err := wait.Poll(patience, try); err != nil {
-			t.Fatalf("round %d: an allowed client: %v", round, err)
-		}
+		must.OKf(t, wait.Poll(patience, try), "round %d: an allowed client", round)
 		p.write(with(other))
 		wait.For(t, "silence", patience, func() error {
 			if err := try(); !errors.Is(err, sys.ETIMEDOUT) {
@@ -179,9 +172,7 @@ func TestProxyStopsWaitingAssociations(t *testing.T) {
 	var open []*peer
 	for range associations {
 		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", sys.SCTPOptions{OutStreams: 10, InStreams: 10})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a.buffer = make([]byte, 100)
 		open = append(open, a)
 	}

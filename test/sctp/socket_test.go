@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Messages arrive with their bounds, streams, identifiers and order.
@@ -20,14 +21,10 @@ func TestMailboxKeepsMessages(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
 		s := serve(t, nil, at, options(), echo)
 		p, err := dial(nil, s.addr.String(), options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i, size := range []int{1, 2, 100, 1452, 65535, 65536, 200_000} {
 			want := note{sys.MessageInfo{PPID: 0x01020304 + uint32(i), Stream: uint16(9 * i), Unordered: i%2 == 1}, bytes.Repeat([]byte{byte(i + 1)}, size)}
-			if err := p.send(want); err != nil {
-				t.Fatalf("%s: %d bytes: %v", at, size, err)
-			}
+			must.OKf(t, p.send(want), "%s: %d bytes", at, size)
 			got, err := p.receive()
 			if err != nil || got.MessageInfo != want.MessageInfo || !bytes.Equal(got.text, want.text) {
 				t.Fatalf("%s: %d bytes came back as %d, %+v, %v, want %+v", at, size, len(got.text), got.MessageInfo, err, want.MessageInfo)
@@ -50,9 +47,7 @@ func TestMailboxKeepsMessages(t *testing.T) {
 func TestMailboxDoesNotAllocate(t *testing.T) {
 	s := serve(t, nil, "127.0.0.1:0", options(), func(*peer) {})
 	p, err := dial(nil, s.addr.String(), options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := make([]byte, 100)
 	if n := testing.AllocsPerRun(100, func() {
 		if e := p.box.Send(p.fd, text, sys.MessageInfo{Stream: 1}); e != 0 {
@@ -68,9 +63,7 @@ func TestMailboxDoesNotAllocate(t *testing.T) {
 // talk sends a text to an echo.
 func talk(t testing.TB, p *peer, text string) {
 	t.Helper()
-	if err := p.send(note{text: []byte(text)}); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
+	must.OKf(t, p.send(note{text: []byte(text)}), "%s", text)
 	if got, err := p.receive(); err != nil || string(got.text) != text {
 		t.Fatalf("%s: %q, %v", text, got.text, err)
 	}
@@ -82,9 +75,7 @@ func TestRefusing(t *testing.T) {
 	quickest := time.Hour // a busy machine delays some
 	for round := range 3 {
 		p, err := dial(nil, s.addr.String(), options())
-		if err != nil {
-			t.Fatalf("round %d: %v", round, err)
-		}
+		must.OKf(t, err, "round %d", round)
 		talk(t, p, "accepted")
 		if e := sys.RefuseSCTP(s.fd); e != 0 {
 			t.Fatal(e)
@@ -111,9 +102,7 @@ func TestStreamsAndSource(t *testing.T) {
 	o.InStreams, o.OutStreams = 7, 9
 	s := serve(t, nil, "127.0.0.1:0", o, echo)
 	p, err := dial(nil, s.addr.String(), options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, e := sys.SCTPStatusOf(p.fd); e != 0 || got.Out != 7 || got.In != 9 {
 		t.Errorf("%+v, %v", got, e)
 	}
@@ -146,13 +135,9 @@ func TestEnds(t *testing.T) {
 			}
 		})
 		p, err := dial(nil, s.addr.String(), options())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for range 20 {
-			if err := p.send(note{text: make([]byte, 1+rand.IntN(2000))}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.send(note{text: make([]byte, 1+rand.IntN(2000))}))
 		}
 		c.end(p)
 		if saw, want := <-got, fmt.Sprint("20 ", c.want); saw != want {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -42,9 +43,7 @@ func NewFront(t testing.TB, node *netns.Host, name string) *Front {
 	for family, addr := range []netip.Addr{redirect.ListenIPv4, redirect.ListenIPv6} {
 		for i, p := range []service.Protocol{service.TCP, service.UDP} {
 			target, _, err := f.listen(service.Destination{Addr: addr, Protocol: p}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			f.targets[family][i] = target
 		}
 	}
@@ -83,9 +82,7 @@ func (f *Front) Bind(p redirect.Plan) {
 			return
 		}
 		_, done, err := f.listen(d, filter)
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		must.OK(f.t, err)
 		f.bound[d] = binding{done, len(filter) > 0}
 	}
 	for d := range p.Steer.Keys() {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // refusals: what is refused or dropped is counted, with its client and reason, and told once.
@@ -43,18 +44,14 @@ func refusals(t *testing.T, m Mode) {
 func (s *stage) refusal(t *testing.T, counter redirect.Counter, reason redirect.Reason, answer string, ds []service.Destination) {
 	t.Helper()
 	before, err := counter.Refused()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, d := range ds {
 		if got := Reach(t, s.Client, d, answer); got != answer {
 			t.Errorf("%s: %q, want %q", d, got, answer)
 		}
 	}
 	told, err := counter.Refused()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all := before.Totals
 	missing := make(map[service.Destination]netip.Addr, len(ds))
 	for _, d := range ds {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -60,13 +61,9 @@ func nonLocal(t *testing.T, m Mode) {
 	behind := s.Backends[0]
 	for i, a := range []string{"192.0.2.10", "2001:db8::10"} {
 		addr := netip.MustParseAddr(a)
-		if err := behind.AddAddr("lo", netip.PrefixFrom(addr, addr.BitLen())); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, behind.AddAddr("lo", netip.PrefixFrom(addr, addr.BitLen())))
 		via := []netip.Addr{behind.IPv4, behind.IPv6}[i]
-		if err := s.Node.AddRoute(netip.PrefixFrom(addr, addr.BitLen()), via); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Node.AddRoute(netip.PrefixFrom(addr, addr.BitLen()), via))
 	}
 	for _, port := range []uint16{80, 81, 82, 83, 84} {
 		behind.EchoTCP(t, port)
@@ -128,9 +125,7 @@ func nonLocal(t *testing.T, m Mode) {
 func answerUDP(t *testing.T, at *netns.Host, address string) {
 	t.Helper()
 	pc, err := at.ListenPacket("udp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() { _ = pc.Close(); <-done })
 	_, port, _ := net.SplitHostPort(address)
@@ -173,17 +168,13 @@ func clientAddresses(t *testing.T, m Mode) {
 		first := replies.FirstPort
 		if replies.Clients != nil {
 			ports, err := replies.Clients.Hold(v.client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { replies.Clients.Release(v.client) })
 			first = ports[0]
 		}
 		as := netip.AddrPortFrom(v.client, first+1000)
 		c, err := s.Node.Dialer(DialerFrom("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
-		if err != nil {
-			t.Fatalf("as %s to %s: %v", as, v.server, err)
-		}
+		must.OKf(t, err, "as %s to %s", as, v.server)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := netns.AskOn(c); err != nil {
 			t.Errorf("as %s: %v", as, err)
@@ -287,9 +278,7 @@ func nothingStays(t *testing.T, m Mode) {
 	if repaired, err := s.steer.Verify(); repaired || err != nil {
 		t.Errorf("verify of what is whole: %v, %v", repaired, err)
 	}
-	if err := flushRules(s.Node); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, flushRules(s.Node))
 	if repaired, err := s.steer.Verify(); !repaired || err != nil {
 		t.Errorf("verify of what was flushed: %v, %v", repaired, err)
 	}
@@ -297,9 +286,7 @@ func nothingStays(t *testing.T, m Mode) {
 	if now := s.Node.Dump(t); now != during {
 		t.Errorf("repaired:\n%s\nwant:\n%s", now, during)
 	}
-	if err := s.steer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.steer.Close())
 	if after := s.Node.Dump(t); after != before {
 		t.Errorf("after Close:\n%s\nbefore:\n%s", after, before)
 	}

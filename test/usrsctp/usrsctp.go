@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -94,9 +95,7 @@ func start(t testing.TB, h *netns.Host, args ...string) *Peer {
 	if err == nil {
 		err = p.cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		defer close(p.lines)
@@ -166,9 +165,7 @@ func Serve(t testing.TB, h *netns.Host, listeners ...Listener) *Peer {
 		args = append(args, fmt.Sprintf("%d=%s", l.Port, strings.Join(at, ",")))
 	}
 	p := start(t, h, args...)
-	if err := p.Expect("ready"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Expect("ready"))
 	return p
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A flood's datagrams reach the server, each from another source, at no more than
@@ -21,39 +22,29 @@ func TestFlood(t *testing.T) {
 		t.Skip("SKIP-NEEDS: root")
 	}
 	w, err := world.New(world.Options{Clients: 1, Endpoints: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer w.Close()
-	if err := w.Strangers(Strangers); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Strangers(Strangers))
 	var server *net.UDPConn
 	err = w.Server.Do(func() (err error) {
 		server, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.Endpoints[0], PortUDPFlood)))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	var f *flooder
 	err = w.Client.Do(func() (err error) {
 		f, err = newFlooder(Spec{Targets: w.Endpoints, Flood: 2000})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for range 20 {
 		if errno := f.send(); errno != 0 {
 			t.Fatal(errno)
 		}
 	}
 	seen := map[netip.AddrPort]bool{}
-	if err := server.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.SetReadDeadline(time.Now().Add(20*time.Second)))
 	for buf := make([]byte, 64); len(seen) < 20; {
 		n, from, err := server.ReadFromUDPAddrPort(buf)
 		if err != nil || n != 8 || !Strangers.Contains(from.Addr()) || seen[from] {

@@ -7,15 +7,15 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The holder can talk to any echo server. Its port is the service's, so the test
 // calls the holder's parts.
 func TestHolder(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var accepted []net.Conn
 	done := make(chan struct{})
 	go func() {
@@ -56,9 +56,7 @@ func TestHolder(t *testing.T) {
 // A session is a socket that sent one request and got an answer.
 func TestHoldSessions(t *testing.T) {
 	echo, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -84,9 +82,7 @@ func TestHoldSessions(t *testing.T) {
 func TestHoldCommands(t *testing.T) {
 	var out bytes.Buffer
 	in := bytes.NewBufferString(`{"Op":"ping"}{"Op":"close","N":5}`)
-	if err := Hold(netip.IPv6Loopback(), in, &out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Hold(netip.IPv6Loopback(), in, &out))
 	replies := json.NewDecoder(&out)
 	for i := range 2 {
 		var r HoldReply

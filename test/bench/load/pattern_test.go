@@ -6,15 +6,14 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func TestPattern(t *testing.T) {
 	const size = 3*patternChunk + 40
 	var b bytes.Buffer
-	if err := writePattern(&b, size); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, writePattern(&b, size))
 	whole := b.Bytes()
 	for _, c := range []struct {
 		name  string
@@ -43,9 +42,7 @@ func TestPattern(t *testing.T) {
 
 func TestPatternSlowSide(t *testing.T) {
 	var b bytes.Buffer
-	if err := writePattern(&b, 4*patternChunk); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, writePattern(&b, 4*patternChunk))
 	begin := time.Now()
 	if _, err := readPattern(&b, 1, 50*time.Millisecond); err != nil {
 		t.Fatal(err)

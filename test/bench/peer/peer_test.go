@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
 	"github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestManifestsParse(t *testing.T) {
@@ -15,9 +16,7 @@ func TestManifestsParse(t *testing.T) {
 		{IPv6: true, VIP: netip.MustParseAddr("fd00::10"), NodeAddr: netip.MustParseAddr("fd01::1"), Endpoints: []netip.Addr{netip.MustParseAddr("fd02::2")}},
 	} {
 		node, svc, slice, err := objects(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if node.Status.Addresses[0].Address != w.NodeAddr.String() {
 			t.Errorf("node has %v", node.Status.Addresses)
 		}
@@ -41,9 +40,7 @@ func TestConfigs(t *testing.T) {
 		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 backlog=4096;", "listen [::1]:53 udp reuseport;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
 	} {
 		text, err := render(name, values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, line := range lines {
 			if !strings.Contains(string(text), line) {
 				t.Errorf("%s lacks %q:\n%s", name, line, text)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestSpread(t *testing.T) {
@@ -277,9 +279,7 @@ func TestChart(t *testing.T) {
 func TestJSON(t *testing.T) {
 	d := example()
 	text, err := d.JSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var doc struct {
 		Environment Environment
 		Peers       []Peer
@@ -308,13 +308,9 @@ func TestJSON(t *testing.T) {
 func TestParse(t *testing.T) {
 	d := example()
 	text, err := d.JSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	read, err := Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, want := read.Markdown(), d.Markdown(); got != want {
 		t.Errorf("what was read says\n%s\nwhat was written\n%s", got, want)
 	}

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // testLimit bounds each wait.
@@ -30,13 +32,9 @@ var testCluster = &cluster{Size: Size{25, 10}, live: netip.MustParseAddr("10.2.0
 func newTestAPI(t *testing.T) (*api, context.Context) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, err := newAPI(l, testCluster)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(a.close)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	t.Cleanup(cancel)
@@ -49,9 +47,7 @@ func (a *api) from(t *testing.T, path string, gv schema.GroupVersion, plural str
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, add(scheme))
 	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	client, err := rest.RESTClientFor(&rest.Config{
@@ -61,9 +57,7 @@ func (a *api) from(t *testing.T, path string, gv schema.GroupVersion, plural str
 			GroupVersion: &gv, NegotiatedSerializer: serializer.NewCodecFactory(scheme).WithoutConversion(),
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return cache.NewFilteredListWatchFromClient(client, plural, metav1.NamespaceAll, func(*metav1.ListOptions) {})
 }
 
@@ -79,9 +73,7 @@ func (a *api) endpointSlices(t *testing.T) *cache.ListWatch {
 func listed[L runtime.Object](ctx context.Context, t *testing.T, from *cache.ListWatch) (l L) {
 	t.Helper()
 	got, err := from.ListWithContext(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l, ok := got.(L)
 	if !ok {
 		t.Fatalf("a list of type %T", got)
@@ -143,9 +135,7 @@ func TestStreamedList(t *testing.T) {
 	w, err := a.endpointSlices(t).WatchWithContext(ctx, metav1.ListOptions{
 		SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer w.Stop()
 	for i := range testCluster.Services {
 		e := next(ctx, t, w)
@@ -163,9 +153,7 @@ func TestStreamedList(t *testing.T) {
 		t.Error("it does not know the watchers")
 	}
 	other := netip.MustParseAddr("10.2.0.3")
-	if err := a.send("endpointslices", "MODIFIED", testCluster.sliceOf(7, other)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.send("endpointslices", "MODIFIED", testCluster.sliceOf(7, other)))
 	e = next(ctx, t, w)
 	slice, ok := e.Object.(*discoveryv1.EndpointSlice)
 	if e.Type != watch.Modified || !ok || slice.ResourceVersion != "2" || slice.Endpoints[0].Addresses[0] != other.String() {
@@ -177,14 +165,10 @@ func TestStreamedList(t *testing.T) {
 func TestWatch(t *testing.T) {
 	a, ctx := newTestAPI(t)
 	w, err := a.services(t).WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer w.Stop()
 	for i, kind := range []string{"ADDED", "MODIFIED", "DELETED"} {
-		if err := a.send("services", kind, testCluster.service(100+i)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, a.send("services", kind, testCluster.service(100+i)))
 		e := next(ctx, t, w)
 		svc, ok := e.Object.(*corev1.Service)
 		if string(e.Type) != kind || !ok || svc.Name != serviceName(100+i) || svc.Spec.ClusterIP != vip(100+i).String() {
@@ -199,9 +183,7 @@ func TestWatcherThatSleeps(t *testing.T) {
 	a.mu.Lock()
 	a.watches["services"] = append(a.watches["services"], make(chan []byte, 1))
 	a.mu.Unlock()
-	if err := a.send("services", "ADDED", testCluster.service(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.send("services", "ADDED", testCluster.service(0)))
 	if err := a.send("services", "ADDED", testCluster.service(1)); err == nil {
 		t.Error("a queue that is full is no error")
 	}
@@ -210,9 +192,7 @@ func TestWatcherThatSleeps(t *testing.T) {
 func TestRefusesToBeWrittenTo(t *testing.T) {
 	a, _ := newTestAPI(t)
 	response, err := http.Post(a.url()+"/api/v1/services", "application/json", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusNotFound {
 		t.Errorf("status %s", response.Status)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // No two services and no two endpoints share an address, and all addresses lie in
@@ -53,25 +55,17 @@ func TestAddresses(t *testing.T) {
 func TestManifests(t *testing.T) {
 	c := &cluster{Size: Size{250, 10}, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
 	dir := t.TempDir()
-	if err := c.write(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.write(dir))
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	counts := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var list struct {
 			Items []metav1.PartialObjectMetadata
 		}
-		if err := json.Unmarshal(text, &list); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+		must.OKf(t, json.Unmarshal(text, &list), "%s", file)
 		for _, o := range list.Items {
 			counts[o.Kind]++
 		}
@@ -159,9 +153,7 @@ func TestChart(t *testing.T) {
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "polyline" {
 			lines++
 		}

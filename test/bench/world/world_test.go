@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const testPort = 7001
@@ -27,9 +29,7 @@ func newTestWorld(t *testing.T, opts Options) *World {
 		t.Skip("SKIP-NEEDS: root")
 	}
 	w, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(w.Close)
 	return w
 }
@@ -44,9 +44,7 @@ func serveName(t *testing.T, ns *Namespace, at netip.Addr, control func(string, 
 		l, err = lc.Listen(context.Background(), "tcp", netip.AddrPortFrom(at, testPort).String())
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -103,9 +101,7 @@ func TestDirectAndDNAT(t *testing.T) {
 			if got := ask(w, w.VIP, silence); strings.HasPrefix(got, names[0][:4]) {
 				t.Errorf("the service answers before anything steers to it: %q", got)
 			}
-			if err := w.DNAT(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, w.DNAT())
 			counts := map[string]int{}
 			for range 6 {
 				counts[ask(w, w.VIP, patience)]++
@@ -121,12 +117,8 @@ func TestTPROXY(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%v", ipv6), func(t *testing.T) {
 			w := newTestWorld(t, Options{IPv6: ipv6, Clients: 1, Endpoints: 1})
-			if err := w.AnyIP(); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.TPROXY(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, w.AnyIP())
+			must.OK(t, w.TPROXY())
 			level, name := unix.SOL_IP, unix.IP_TRANSPARENT
 			if ipv6 {
 				level, name = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
@@ -149,13 +141,9 @@ func TestTPROXY(t *testing.T) {
 func TestCloseKills(t *testing.T) {
 	w := newTestWorld(t, Options{Clients: 1, Endpoints: 1})
 	ns, err := NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, err := ns.Start(Command{Path: "sleep", Args: []string{"60"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ns.Close()
 	select {
 	case <-p.Done():

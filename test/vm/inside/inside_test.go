@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -106,9 +107,7 @@ func TestServes(t *testing.T) {
 func start(t *testing.T, node *netns.Host) (stop func()) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o644))
 	args := []string{os.Getenv(programEnv), "run", "--manifests", dir, "--hostname-override", "node",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off", "--dial-timeouts", "20s", "--datapath", "relay"}
 	if caps := os.Getenv(capsEnv); caps != "" {
@@ -118,9 +117,7 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, node.Do(cmd.Start))
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	wait.For(t, "sluice is ready", 2*time.Minute, func() error {

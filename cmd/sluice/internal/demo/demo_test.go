@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -106,21 +107,15 @@ func playDemo(t *testing.T, asNobody bool, args ...string) *player {
 		t.Skip("SKIP-NEEDS: root, to become another user; without it the other tests are rootless")
 	}
 	tmp, err := os.MkdirTemp("", "sdt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	p := &player{t: t, tmp: tmp, rootless: asNobody, stdout: newScreen(), stderr: newScreen(), exited: make(chan struct{})}
 	if asNobody {
-		if err := os.Chown(tmp, nobody, nobody); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chown(tmp, nobody, nobody))
 	}
 	p.cmd = p.command(args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.stdout, p.stderr
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.cmd.Start())
 	go func() {
 		_ = p.cmd.Wait()
 		close(p.exited)
@@ -148,9 +143,7 @@ func (p *player) command(args ...string) *exec.Cmd {
 
 func (p *player) signal(s syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.cmd.Process.Signal(s))
 }
 
 // wait wants the exit status, and nothing left.
@@ -263,9 +256,7 @@ func TestDemoExec(t *testing.T) {
 			p.await("Ctrl-C ends everything.")
 			before := len(p.stdout.text())
 			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if rootless {
 				self = copyFor(t, self)
 			}
@@ -318,13 +309,9 @@ func TestDemoExec(t *testing.T) {
 func copyFor(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	copied := filepath.Join(program.dir, "client")
-	if err := os.WriteFile(copied, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(copied, data, 0o755))
 	return copied
 }
 
@@ -356,9 +343,7 @@ func TestDemoProxyDies(t *testing.T) {
 	p := playDemo(t, false)
 	p.await("Ctrl-C ends everything.")
 	proxy := childOf(t, childOf(t, p.cmd.Process.Pid))
-	if err := syscall.Kill(proxy, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(proxy, syscall.SIGKILL))
 	p.wait(1)
 	if s := p.stderr.text(); !strings.Contains(s, "the proxy: it ended: signal: killed") {
 		t.Errorf("standard error: %q", s)
@@ -386,9 +371,7 @@ func TestDemoKilled(t *testing.T) {
 func childOf(t *testing.T, pid int) int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var children []string
 	for _, l := range lists {
 		b, err := os.ReadFile(l)
@@ -401,9 +384,7 @@ func childOf(t *testing.T, pid int) int {
 		t.Fatalf("process %d has the children %v, want one", pid, children)
 	}
 	child, err := strconv.Atoi(children[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return child
 }
 
@@ -424,9 +405,7 @@ func TestDemoInsideWrongNamespace(t *testing.T) {
 	netns.Require(t)
 	dir := t.TempDir()
 	keep := filepath.Join(dir, "keep")
-	if err := os.WriteFile(keep, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(keep, nil, 0o600))
 	lab := netns.NewLab(t, 1)
 	out, err := lab.Node.Command(t, built(t), "demo", "--once", "--inside", dir).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "is in use") {

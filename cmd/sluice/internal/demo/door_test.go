@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // testDoor is a door for a test alone.
@@ -24,13 +26,9 @@ func TestDoor(t *testing.T) {
 	}
 	for range 2 { // nothing is left of the first
 		l, err := openDoor(at, uid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c, err := knock(at, uid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c.Close()
 		if _, err := openDoor(at, uid); !errors.Is(err, errBusy) {
 			t.Errorf("a second door: %v", err)
@@ -46,9 +44,7 @@ func TestDoor(t *testing.T) {
 func TestDoorOfSomebodyElse(t *testing.T) {
 	uid, at := os.Geteuid(), testDoor(t)
 	l, err := openDoor(at, uid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	const want = "somebody else"
 	if _, err := openDoor(at, uid+1); err == nil || !strings.Contains(err.Error(), want) {
@@ -82,9 +78,7 @@ func TestVisitorIsSomebodyElse(t *testing.T) {
 		t.Fatal(r.err)
 	}
 	defer r.c.Close()
-	if err := r.c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.c.SetDeadline(time.Now().Add(20*time.Second)))
 	answer, err := io.ReadAll(r.c)
 	if err != nil || !strings.Contains(string(answer), "somebody else") {
 		t.Errorf("answer %q, %v; want that the visitor is somebody else", answer, err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/scratch"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -29,15 +30,11 @@ type hotel struct {
 func openHotel(t *testing.T) *hotel {
 	netns.Require(t)
 	here, err := scratch.New("inside")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(here.Close)
 	h := &hotel{t: t, door: testDoor(t), here: here, closed: make(chan struct{})}
 	l, err := openDoor(h.door, os.Geteuid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var ctx context.Context
 	ctx, h.stop = context.WithCancel(context.Background())
 	g := &guests{door: l, place: func(from string) (*scratch.Namespace, error) {
@@ -69,25 +66,17 @@ type guest struct {
 func (h *hotel) enter(r *request) *guest {
 	h.t.Helper()
 	c, err := knock(h.door, os.Geteuid())
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	inR, inW, err := os.Pipe()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	outR, outW, err := os.Pipe()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	h.t.Cleanup(func() {
 		for _, f := range []io.Closer{c, inR, inW, outR, outW} {
 			f.Close()
 		}
 	})
-	if err := outR.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, outR.SetDeadline(time.Now().Add(20*time.Second)))
 	g := &guest{conn: c, in: inW, out: outR, result: make(chan error, 1)}
 	go func() {
 		var err error
@@ -128,21 +117,17 @@ func (g *guest) awaitText(t *testing.T, text string) {
 func shell(t *testing.T, script string) *request {
 	t.Helper()
 	path, err := exec.LookPath("sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &request{Path: path, Args: []string{"sh", "-c", script}, Env: append(os.Environ(), "GREETING=good morning"), Dir: "/", From: FromNode}
 }
 
 func TestGuest(t *testing.T) {
 	h := openHotel(t)
 	var want string
-	if err := h.here.Do(func() (err error) {
+	must.OK(t, h.here.Do(func() (err error) {
 		want, err = os.Readlink("/proc/thread-self/ns/net")
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 
 	g := h.enter(shell(t, `echo "$GREETING"; pwd; readlink /proc/self/ns/net; cat; echo oops >&2; exit 42`))
 	if _, err := g.in.WriteString("from outside\n"); err != nil {
@@ -220,18 +205,12 @@ func TestGuestNonsense(t *testing.T) {
 	h := openHotel(t)
 	for _, text := range []string{"", "x", "1{}"} {
 		c, err := knock(h.door, os.Geteuid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := io.WriteString(c, text); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.CloseWrite())
+		must.OK(t, c.SetDeadline(time.Now().Add(20*time.Second)))
 		answer, err := io.ReadAll(c)
 		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%q: %v", text, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The proxy's own reader takes the manifests without a word, and the model
@@ -50,9 +51,7 @@ var pods = map[string][]string{
 func filled(t *testing.T, ipv6 bool) *manifestDir {
 	t.Helper()
 	d := &manifestDir{path: filepath.Join(t.TempDir(), "manifests"), ipv6: ipv6}
-	if err := d.fill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.fill())
 	return d
 }
 
@@ -116,9 +115,7 @@ func readManifests(t *testing.T, dir string) (*service.Snapshot, string) {
 func TestChangedManifests(t *testing.T) {
 	d := filled(t, true)
 	for svc, pods := range map[*shopService][]string{{"web", 10}: {"ash", "cedar", "elm"}, {"soon", 40}: {"elm"}} {
-		if err := d.change(svc); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.change(svc))
 		snapshot, _ := readManifests(t, d.path)
 		checkPort(t, snapshot, svc, svc.vip(v4), true, pods)
 		checkPort(t, snapshot, svc, svc.vip(v6), true, pods)

@@ -10,19 +10,16 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func written(t *testing.T, console bool, r conntrack.Record) string {
 	t.Helper()
 	var text bytes.Buffer
 	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	log.Write([]conntrack.Record{r})
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Close())
 	return strings.TrimSuffix(text.String(), "\n")
 }
 
@@ -42,9 +39,7 @@ func exampleRecord() conntrack.Record {
 
 func TestParseRecord(t *testing.T) {
 	r, err := parseRecord([]byte(written(t, false, exampleRecord())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.Service != "shop/search:http" || r.Pod != "shop/elm" || r.Affinity != "moved" || r.Attempts != 2 || r.End != "client_fin" ||
 		r.BytesFromClient != 78 || r.BytesFromEndpoint != 1234 || !r.retried() || r.Failed[0].Pod != "shop/dogwood" || r.Failed[0].Error != "refused" {
 		t.Errorf("got %+v", r)

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestFold(t *testing.T) {
@@ -56,9 +58,7 @@ func FuzzFold(f *testing.F) {
 
 func TestPrinterPlain(t *testing.T) {
 	out, err := os.CreateTemp(t.TempDir(), "out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer out.Close()
 	p := newPrinter(out)
 	p.line("%s", p.in(red, "red"))
@@ -66,9 +66,7 @@ func TestPrinterPlain(t *testing.T) {
 	p.checked("seen", false, strings.Repeat("word ", 30))
 	p.record("log", strings.Repeat("10.244.0.11:4182", 5)+" -> x | y")
 	text, err := os.ReadFile(out.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if strings.Contains(string(text), "\x1b") {
 		t.Errorf("colour in a file: %q", text)
 	}

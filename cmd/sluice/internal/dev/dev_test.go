@@ -6,16 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func write(t *testing.T, path, text string) string {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -27,9 +25,7 @@ func TestSources(t *testing.T) {
 		t.Errorf("one directory: %q, %v", got, err)
 	}
 	got, err := Sources(dir+"/links", []string{one, two, dir + "/a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for name, want := range map[string]string{"web.yaml": "1", "2-web.yaml": "2", "a/web.yaml": "1"} {
 		if text, err := os.ReadFile(filepath.Join(got, name)); err != nil || string(text) != want {
 			t.Errorf("%s: %q, %v", name, text, err)
@@ -58,17 +54,13 @@ func TestHostsFile(t *testing.T) {
 	for _, own := range []string{"", "127.0.0.1 localhost\n", "a\n\nb\n"} {
 		h := HostsFile{Path: write(t, t.TempDir()+"/hosts", own)}
 		for _, lines := range [][]string{{"10.0.0.1 web"}, {"10.0.0.1 web", "10.0.0.2 api"}} {
-			if err := h.Write(lines); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, h.Write(lines))
 			want := own + blockBegin + "\n" + strings.Join(lines, "\n") + "\n" + blockEnd + "\n"
 			if text, _ := os.ReadFile(h.Path); string(text) != want {
 				t.Errorf("%q, want %q", text, want)
 			}
 		}
-		if err := h.Remove(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, h.Remove())
 		if text, _ := os.ReadFile(h.Path); string(text) != own {
 			t.Errorf("left %q, want %q", text, own)
 		}

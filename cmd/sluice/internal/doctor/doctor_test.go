@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -196,18 +197,14 @@ func TestForms(t *testing.T) {
 	f.sctp = syscall.EPROTONOSUPPORT
 	r := Examine(f)
 	var text strings.Builder
-	if err := r.WriteText(&text); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.WriteText(&text))
 	for _, want := range []string{"STATE ", "ok       tproxy/nftables ", "missing  SCTP ", "\nWhat to do:\n  SCTP: ", "\nsluice run steers by tproxy/nftables here.\n"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in:\n%s", want, text.String())
 		}
 	}
 	var encoded strings.Builder
-	if err := r.WriteJSON(&encoded); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.WriteJSON(&encoded))
 	var back Report
 	if err := json.Unmarshal([]byte(encoded.String()), &back); err != nil || back.Chosen != r.Chosen || !slices.Equal(back.Findings, r.Findings) {
 		t.Errorf("%v: %+v, want %+v", err, back, r)

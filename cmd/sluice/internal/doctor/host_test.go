@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -23,12 +24,10 @@ func TestHost(t *testing.T) {
 	lab.Settle(t)
 	before := lab.Node.Dump(t)
 	var r Report
-	if err := lab.Node.Do(func() error {
+	must.OK(t, lab.Node.Do(func() error {
 		r = Examine(Host(choose.Options{Table: "sluice"}))
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if r.Chosen == "" {
 		t.Error("no steering mode works")
 	}
@@ -52,27 +51,21 @@ func TestLeftoversAreFound(t *testing.T) {
 	node := netns.New(t, "node")
 	look := func() (found []string) {
 		t.Helper()
-		if err := node.Do(func() (err error) {
+		must.OK(t, node.Do(func() (err error) {
 			found, err = kubeproxy.Leftovers()
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return found
 	}
 	conn, err := nftables.New(nftables.WithNetNSFd(node.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	chains := func(family nftables.TableFamily, table string, names ...string) {
 		t.Helper()
 		made := conn.AddTable(&nftables.Table{Name: table, Family: family})
 		for _, name := range names {
 			conn.AddChain(&nftables.Chain{Table: made, Name: name})
 		}
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.Flush())
 	}
 	chains(nftables.TableFamilyIPv4, "nat", "DOCKER", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 	if found := look(); len(found) != 0 {
@@ -119,7 +112,7 @@ func TestLegacyChainsAreFoundWithoutPrograms(t *testing.T) {
 // A proxy that runs is seen by its lock.
 func TestRunning(t *testing.T) {
 	node := netns.New(t, "node")
-	if err := node.Do(func() error {
+	must.OK(t, node.Do(func() error {
 		h := &host{options: choose.Options{Table: "doctor-test"}}
 		if pid, ok, err := h.Running(); ok || err != nil {
 			t.Errorf("nobody runs: %d, %v, %v", pid, ok, err)
@@ -133,7 +126,5 @@ func TestRunning(t *testing.T) {
 			t.Errorf("one runs: %d, %v, %v", pid, ok, err)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

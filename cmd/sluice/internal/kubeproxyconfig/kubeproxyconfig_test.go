@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The files that kubeadm and kind put into a cluster, as they are.
@@ -92,9 +94,7 @@ func TestErrors(t *testing.T) {
 // What does not exist is a warning; the rest is used (A.9).
 func TestLenientSecondAttempt(t *testing.T) {
 	f, err := Parse([]byte(head + "resourceContainer: /kube-proxy\nhostnameOverride: a\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "resourceContainer") || f.Config.HostnameOverride != "a" {
 		t.Errorf("warnings %q, config %+v", f.Warnings, f.Config)
 	}
@@ -113,9 +113,7 @@ proxyRange: ""
 iptables: {masqueradeall: true}
 clusterCIDR: 10.244.0.0/16
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []string{
 		`unknown field "iptables.masqueradeall"; did you mean "iptables.masqueradeAll"?`,
 		`unknown field "nodePortAdresses"; did you mean "nodePortAddresses"?`,
@@ -136,9 +134,7 @@ iptables: {masqueradeBit: 14, masqueradeAll: true, syncPeriod: 10s}
 conntrack: {maxPerCore: 0, min: 100, udpTimeout: 10s}
 featureGates: {Some: true}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []string{"featureGates.Some", "iptables.syncPeriod", "ipvs.strictARP"}
 	if got := f.Ignored(); !slices.Equal(got, want) {
 		t.Errorf("ignored %q, want %q", got, want)
@@ -148,13 +144,9 @@ featureGates: {Some: true}
 // What --write-config-to writes can be read, and means the same.
 func TestWriteAndLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := Write(path, Default()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Write(path, Default()))
 	f, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(f.Warnings) > 0 || len(f.Ignored()) > 0 || f.Config.IPTables.SyncPeriod.Duration != 30*time.Second {
 		t.Errorf("%q, %q, %+v", f.Warnings, f.Ignored(), f.Config)
 	}
@@ -163,9 +155,7 @@ func TestWriteAndLoad(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for _, name := range []string{"kubeadm.yaml", "kind.yaml"} {
 		text, err := os.ReadFile(filepath.Join("testdata", name))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, err)
 		f.Add(text)
 	}
 	f.Fuzz(func(_ *testing.T, text []byte) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A row has each field under its name, and what is not known is empty.
@@ -21,12 +22,8 @@ func TestCSV(t *testing.T) {
 		Time: time.Date(2026, 6, 1, 12, 0, 0, 250123000, time.UTC), ID: 3, Client: "10.0.0.1:5", Service: `a/"b",c`, Attempts: 3, FirstByteUS: &first,
 		Failed: []api.Attempt{{Endpoint: "10.1.0.4:80", Pod: "shop/web-1", Error: "refused", US: 9}, {Error: "no_resources"}}, End: "client_fin",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Flush())
 	rows, err := csv.NewReader(&out).ReadAll()
 	if err != nil || len(rows) != 2 {
 		t.Fatalf("%v, %q", err, rows)
@@ -51,9 +48,7 @@ func TestCSV(t *testing.T) {
 // The page saves the same columns, but for the node of the proxy: it asks one alone.
 func TestPageHasColumns(t *testing.T) {
 	text, err := os.ReadFile("../../../../web/assets/js/export.js")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	list := regexp.MustCompile(`(?s)columns = \[(.*?)\]`).FindSubmatch(text)
 	var names []string
 	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(list[1], -1) {

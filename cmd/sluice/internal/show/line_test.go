@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // lineOf reads a record in its JSON form.
@@ -21,9 +22,7 @@ func lineOf(t *testing.T, text string) string {
 	var c api.Connection
 	d := json.NewDecoder(strings.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
+	must.OKf(t, d.Decode(&c), "%s", text)
 	return Line(&c)
 }
 
@@ -33,9 +32,7 @@ func TestLineOfDocumentedExamples(t *testing.T) {
 	time.Local = time.UTC
 	t.Cleanup(func() { time.Local = local })
 	text, err := os.ReadFile("../../../../docs/connection-log.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	examples := regexp.MustCompile(`(?m)^\{"time".*$`).FindAllString(string(text), -1)
 	if len(examples) < 6 {
 		t.Errorf("%d examples in the documentation, want 6 at least", len(examples))
@@ -68,13 +65,9 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 		for i, console := range []bool{false, true} {
 			var text bytes.Buffer
 			log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			log.Write([]conntrack.Record{r})
-			if err := log.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, log.Close())
 			forms[i] = text.String()
 		}
 		if got := lineOf(t, forms[0]) + "\n"; got != forms[1] {
