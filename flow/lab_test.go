@@ -228,6 +228,22 @@ func (n *node) stop() {
 	if got := n.entries(); got != 0 {
 		n.t.Errorf("%d entries are left after the stop", got)
 	}
+	if got := n.spareTwice(); got != 0 {
+		n.t.Errorf("%d indices are spare twice", got)
+	}
+}
+
+// spareTwice counts the indices that two flows would get.
+func (n *node) spareTwice() (count int) {
+	spare := make([]bool, len(n.server.kernel.Flows))
+	count = n.server.kernel.Spares.Len()
+	n.server.kernel.Spares.Mark(spare)
+	for _, is := range spare {
+		if is {
+			count--
+		}
+	}
+	return count
 }
 
 // entries counts the entries in the kernel.

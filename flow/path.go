@@ -128,7 +128,14 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	for _, s := range slices.Concat(changed, gone) {
 		p.withdraw(s, stay)
 	}
-	p.state.Store(next)
+	if p.adopted {
+		p.state.Store(next)
+	} else { // at once: what begins by the first policy is none of the earlier process's flows
+		p.onLoop(func() {
+			p.state.Store(next)
+			p.server.worker.adopt(p, next)
+		})
+	}
 	for i, s := range changed {
 		p.steer(s, wanted[i])
 	}
@@ -138,7 +145,6 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	if !p.adopted {
 		p.adopted = true
 		p.purge()
-		p.onLoop(func() { p.server.worker.adopt(p, next) })
 	}
 	p.follow(next, replaced, cuts)
 }

@@ -8,6 +8,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 	{
+		name: "flow-adopts-its-own", what: "a process takes connections of its own for those of the one before, and two connections get one index",
+		file: "flow/path.go", old: "			p.state.Store(next)\n			p.server.worker.adopt(p, next)\n		})\n	}\n", new: "			p.state.Store(next)\n		})\n		defer p.onLoop(func() { p.server.worker.adopt(p, next) })\n	}\n",
+		pkg: "flow", test: "TestFirstPolicyFindsFlowsAdopted",
+	},
+	{
 		name: "flow-shapes-relayed", what: "UDP sessions that begin with GSO or a fragment are relayed",
 		file: "flow/bpf/flow.bpf.c", old: "return p->fragment != LATER_FRAGMENT;", new: "return is_single(skb, p);",
 		pkg: "flow", test: "TestFirstDatagramsOfEachShape",
