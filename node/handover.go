@@ -283,7 +283,6 @@ func (p *Proxy) linger(ctx context.Context) error {
 		if err := errors.Join(p.tellPast(), p.tellHistory()); err != nil {
 			p.log.Warn().Err(err).Msg("the next sluice does not have all records of the past")
 		}
-		defer func() { _ = p.tellPast() }() // what has ended since; it may be gone
 	}
 	for !p.drained() {
 		select {

@@ -480,7 +480,8 @@ func (p *Proxy) close() {
 		_ = p.lock.Release() // the process ends, and the lock with it
 	}
 	if p.successor != nil {
-		_ = p.tellPorts(p.successor) // of connections that stayed here
+		p.moves = false
+		_, _ = p.tellPorts(p.successor), p.tellPast() // of connections that stayed here; it may be gone
 	}
 	for _, c := range []*handover.Conn{p.waiting, p.successor} {
 		if c != nil {

@@ -453,7 +453,7 @@ func staying(t *testing.T, lab *netns.Lab, n int, flags ...string) (*proxy, []ne
 }
 
 // TestTakeOverTimeout: what stays with the process before is reset when the time is over, and has
-// its record.
+// its record, which the next process shows, too.
 func TestTakeOverTimeout(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	p, held := staying(t, lab, 3, "--take-over-timeout", "100ms")
@@ -475,6 +475,13 @@ func TestTakeOverTimeout(t *testing.T) {
 		}
 		if err == nil && n != len(held) {
 			err = fmt.Errorf("%d, want %d", n, len(held))
+		}
+		return err
+	})
+	wait.For(t, "the next process shows them among the past", startTimeout, func() error {
+		out, err := sluice(t, lab, "log", "-o", "json", "end=shutdown")
+		if n := strings.Count(out, `"end":"shutdown"`); err == nil && n != len(held) {
+			err = fmt.Errorf("%d, want %d: %s", n, len(held), out)
 		}
 		return err
 	})

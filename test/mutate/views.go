@@ -18,6 +18,11 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
 	},
 	{
+		name: "past-of-the-last", what: "sluice log has no record of a connection that a take-over cuts at last",
+		file: "node/loop.go", old: "p.tellPorts(p.successor), p.tellPast()", new: "p.tellPorts(p.successor), error(nil)",
+		pkg: "test/e2e", test: "TestTakeOverTimeout",
+	},
+	{
 		name: "history-forgotten", what: "the page's charts begin anew at each take-over",
 		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellPast()",
 		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",
