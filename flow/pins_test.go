@@ -15,7 +15,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
@@ -147,18 +146,15 @@ func (f timed) HandleTimer(*poll.Timer) { f() }
 // its flags say. The kernel begins nothing new of it: neither the table, nor by asking a process
 // that would not answer.
 func TestProtocolIsRelayedFromNowOn(t *testing.T) {
-	for name, change := range map[string]func(*corev1.Service){
-		"table":    nil,
-		"affinity": func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP },
-	} {
+	for name, asks := range map[string]bool{"table": false, "process": true} {
 		t.Run(name, func(t *testing.T) {
 			lab := netns.NewLab(t, 1)
 			lab.Backends[0].WitnessTCP(t, 8080)
 			lab.Backends[0].WitnessUDP(t, 8080)
 			root := netns.MountBPF(t)
 			pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
-			first := newNode(t, lab, pinned)
-			services := svc(vip4, change, at(lab.Backends[0].IPv4, 8080))
+			first := newNode(t, lab, func(o *Options) { pinned(o); o.ask = asks })
+			services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 			first.apply(services)
 			open, err := lab.Client.Dial("tcp", vip4+":80")
 			must.OK(t, err)

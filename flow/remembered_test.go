@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -19,8 +20,8 @@ import (
 // sticky gives a Service session affinity.
 func sticky(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
 
-// TestAffinityIsTheTables: userspace decides about a client's first connection, the table about all
-// others (A5.1), and records say which they were. A client follows its endpoint until that leaves the
+// TestAffinityIsTheTables: the table decides about a client's connections (A5.1), and records say which
+// was the first. A client follows its endpoint until that leaves the
 // list (A5.3). Of TCP, no client is remembered whose endpoint has not answered (A5.7).
 func TestAffinityIsTheTables(t *testing.T) {
 	lab := netns.NewLab(t, 3)
@@ -44,7 +45,7 @@ func TestAffinityIsTheTables(t *testing.T) {
 			}
 		}
 	}
-	n.expectDecided("a new client", 0, 1, func() { same(1) })
+	n.expectDecided("a new client", 1, 0, func() { same(1) })
 	n.awaitClients(1) // userspace hears of the answer some milliseconds later
 	n.expectDecided("a remembered client", 20, 0, func() { same(20) })
 	for _, r := range n.wait(t, 21) {
@@ -57,7 +58,7 @@ func TestAffinityIsTheTables(t *testing.T) {
 	gone := map[string]int{"b2:8080": 1, "b3:8080": 2}[first]
 	n.apply(svc(vip4, sticky, list[3-gone]))
 	first = ""
-	n.expectDecided("a list without the endpoint", 0, 1, func() { same(1) })
+	n.expectDecided("a list without the endpoint", 1, 0, func() { same(1) })
 	n.awaitClients(1)
 	n.expectDecided("the next endpoint", 3, 0, func() { same(3) })
 	n.apply(svc(vip4, nil, list[1:]...))
@@ -134,11 +135,6 @@ func TestAffinityWhileNobodyRuns(t *testing.T) {
 	visit("the first process", "tcp")
 	n.awaitClients(1)
 	n.leave()
-	visit("no process", "tcp")
-	wait.True(t, "BPF knows that there is no process", func() bool {
-		_, err := n.exchange(100 * time.Millisecond)
-		return err == nil
-	})
 	visit("no process", "tcp", "udp")
 	next := newNode(t, lab, pinned)
 	next.apply(services)
@@ -168,26 +164,47 @@ func TestAffinityEnds(t *testing.T) {
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32)}}
 		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = window
 	}, list...))
-	n.ask(1)
-	n.awaitClients(1)
-	began := time.Now()
-	asked := func() uint64 { _, a := n.decided(); return a }
-	a := asked()
-	wait.True(t, "twice the window", func() bool {
-		last := time.Now()
-		n.ask(1)
-		if now := asked(); now != a {
-			if time.Since(last) < time.Second*window/2 { // else this thread was stopped
-				t.Fatal(fmt.Sprint("userspace is asked after ", time.Since(began)))
-			}
-			a = now
+	ask := func() string {
+		said, err := lab.Client.Ask("tcp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
 		}
+		return said
+	}
+	home := ask() // where clients go that are not remembered
+	n.awaitClients(1)
+	other := map[string]int{"b1:8080": 1, "b2:8080": 0}[home]
+	n.rememberAt(list[other])
+	began, last := time.Now(), time.Now()
+	wait.True(t, "twice the window", func() bool {
+		if ask() == home {
+			if time.Since(last) < time.Second*window/2 { // else this thread was stopped
+				t.Fatal(fmt.Sprint("the client is forgotten after ", time.Since(began)))
+			}
+			n.rememberAt(list[other])
+		}
+		last = time.Now()
 		return time.Since(began) > 2*window*time.Second
 	})
-	last := time.Now()
-	n.ask(1)
 	wait.True(t, "the window has passed", func() bool { return time.Since(last) > window*time.Second })
-	n.expectDecided("afterwards", 0, 1, func() { n.ask(1) })
+	if said := ask(); said != home {
+		t.Errorf("%s after the window, want %s", said, home)
+	}
+}
+
+// rememberAt has the table remember its client at another endpoint.
+func (n *node) rememberAt(endpoint netip.AddrPort) {
+	n.t.Helper()
+	var c bpf.KernelClient
+	var pin bpf.KernelPin
+	clients := n.server.kernel.Maps.Clients
+	if all := clients.Iterate(); !all.Next(&c, &pin) {
+		n.t.Fatal("nobody is remembered")
+	}
+	pin = bpf.KernelPin{Addr: bpf.AddressOf(endpoint.Addr()), Port: bpf.Wire(endpoint.Port()), Used: uint64(sys.Monotonic())}
+	if err := clients.Put(&c, &pin); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // TestClientsOfAnEarlierProcess: userspace knows them, too.

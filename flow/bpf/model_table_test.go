@@ -26,17 +26,14 @@ type modelPin struct {
 	expired  bool
 }
 
-// remembered returns the endpoint that session affinity gives a client, or false.
-func (m *model) remembered(t *modelTable, client netip.Addr) (netip.AddrPort, bool) {
+// remembered returns the endpoint that session affinity gives a client.
+func (m *model) remembered(t *modelTable, client netip.Addr) netip.AddrPort {
 	if pin, ok := t.pins[client]; ok && !pin.expired && slices.Contains(t.endpoints, pin.endpoint) {
-		return pin.endpoint, true // A5.3
-	}
-	if m.alive {
-		return netip.AddrPort{}, false
+		return pin.endpoint // A5.3
 	}
 	k := KernelTuple{Src: AddressOf(client)}
 	copy(k.Dst.Word[:], t.group.Half[:])
-	return t.endpoints[m.hash(&k)>>32*uint64(len(t.endpoints))>>32], true
+	return t.endpoints[m.hash(&k)>>32*uint64(len(t.endpoints))>>32]
 }
 
 // modelOrigin is what policy has to know about the clients of a range.
@@ -78,10 +75,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	endpoint := t.endpoints[t.turn%uint32(len(t.endpoints))]
 	switch {
 	case t.affinity:
-		var ok bool
-		if endpoint, ok = m.remembered(t, client.Addr()); !ok {
-			return nil
-		}
+		endpoint = m.remembered(t, client.Addr())
 	case !t.random:
 		t.turn++
 	}

@@ -69,13 +69,11 @@ static __always_inline int same_link(const struct origin *client, const struct a
 	return o && o->link == client->link;
 }
 
-// remembered returns the number of the endpoint that session affinity gives a client, or -1:
-// userspace has to choose one. While that is away, a client that is not remembered gets the same
-// endpoint each time.
+// remembered returns the number of the endpoint that session affinity gives a client. One that is not
+// remembered gets the same endpoint each time, until userspace remembers it.
 GLOBAL int remembered(const struct packet *p, const struct served *s)
 {
-	struct control *c = control();
-	if (!p || !s || !c)
+	if (!p || !s)
 		return -1;
 	__u64 now = bpf_ktime_get_ns();
 	struct client client = {.group = s->group, .addr = p->tuple.src};
@@ -88,8 +86,6 @@ GLOBAL int remembered(const struct packet *p, const struct served *s)
 			return *number;
 		}
 	}
-	if (is_alive(c, now))
-		return -1;
 	struct tuple t = {.src = p->tuple.src, .dst = {.word = {s->group.half[0], s->group.half[1]}}};
 	return (hash_of(&t) >> 32) * s->count >> 32;
 }
@@ -104,7 +100,7 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 		return NULL;
 	struct slot slot = {.list = s->list};
 	if (s->window)
-		slot.number = remembered(p, s); // -1: nothing has that number
+		slot.number = remembered(p, s);
 	else
 		slot.number = (s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1)) % s->count;
 	struct place *e = bpf_map_lookup_elem(&places, &slot);

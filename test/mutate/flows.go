@@ -73,6 +73,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-affinity-random", what: "a client of session affinity that is not remembered yet gets any endpoint",
+		file: "flow/bpf/table.h", old: "(hash_of(&t) >> 32) * s->count >> 32", new: "bpf_get_prandom_u32() % s->count",
+		pkg: "test/e2e", test: "TestAbsentProcessRefusesNobody",
+	},
+	{
 		name: "flow-affinity-lost", what: "the next process does not know the clients that the table remembers",
 		file: "flow/remembered.go", old: "p.balancer.Restore(left, poll.Nanotime())", new: "p.balancer.Restore(left[:0], poll.Nanotime())",
 		pkg: "flow", test: "TestClientsOfAnEarlierProcess",
