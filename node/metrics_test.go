@@ -101,16 +101,6 @@ func TestDocumentedMetrics(t *testing.T) {
 	for name := range documented {
 		t.Errorf("%s lists %s, the code does not have it", path, name)
 	}
-	for _, e := range conntrack.DialErrors() {
-		if !strings.Contains(string(text), "`"+e.String()+"`") {
-			t.Errorf("%s does not name the reason %s", path, e)
-		}
-	}
-	for _, e := range conntrack.Ends() {
-		if !strings.Contains(string(text), "`"+e.String()+"`") {
-			t.Errorf("%s does not name the end %s", path, e)
-		}
-	}
 }
 
 // The dashboard asks for metrics that there are, with labels that they have.
