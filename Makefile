@@ -224,7 +224,7 @@ fuzz-relay: deps ## Run random traffic with faults in every mode for FUZZRELAY (
 
 .PHONY: bench-go
 bench-go: ## Run each Go benchmark for BENCHTIME (once)
-	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
+	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $$(grep -rl --include=*_test.go '^func Benchmark' . | xargs dirname | sort -u)
 
 # kube-proxy's modes are peers after make test-cluster or bench-scale.
 .PHONY: bench
