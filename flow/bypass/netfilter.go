@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"syscall"
 
 	"github.com/cilium/ebpf"
@@ -21,8 +22,14 @@ import (
 // call; it needs no more than our other programs do.
 type netfilterPrograms struct {
 	namespace uint32 // its number
-	program   *ebpf.Program
 	iterator  *link.Iter
+}
+
+// linkReader is the iterator over links. All of a process use the first one, and leave it open: to
+// load its program takes reading the types of the whole kernel.
+var linkReader struct {
+	sync.Mutex
+	iterator *link.Iter // guarded by Mutex
 }
 
 // openNetfilterPrograms returns nil if the kernel has no such programs.
@@ -39,19 +46,15 @@ func openNetfilterPrograms(namespace int) (*netfilterPrograms, error) {
 		return nil, err
 	}
 	n := &netfilterPrograms{namespace: uint32(number)}
-	if n.program, err = loadLinkReader(); err != nil {
-		return nil, fmt.Errorf("BPF programs of netfilter cannot be found: %w", err)
+	linkReader.Lock()
+	defer linkReader.Unlock()
+	if linkReader.iterator == nil {
+		if linkReader.iterator, err = openLinkReader(); err != nil {
+			return nil, fmt.Errorf("BPF programs of netfilter cannot be found: %w", err)
+		}
 	}
-	if n.iterator, err = link.AttachIter(link.IterOptions{Program: n.program}); err != nil {
-		_ = n.program.Close()
-		return nil, fmt.Errorf("BPF programs of netfilter cannot be found: %w", err)
-	}
+	n.iterator = linkReader.iterator
 	return n, nil
-}
-
-func (n *netfilterPrograms) close() {
-	_ = n.iterator.Close()
-	_ = n.program.Close()
 }
 
 // at names a program at one of some hooks.
@@ -85,13 +88,17 @@ func (n *netfilterPrograms) links() ([]bpf.LinksNetfilterLink, error) {
 	return links, err
 }
 
-// loadLinkReader loads the program that writes a bpf.LinksNetfilterLink for each link of that kind.
-func loadLinkReader() (*ebpf.Program, error) {
+// openLinkReader loads the program that writes a bpf.LinksNetfilterLink for each link of that kind.
+func openLinkReader() (*link.Iter, error) {
 	spec, err := bpf.LoadLinks()
 	if err != nil {
 		return nil, err
 	}
-	program := spec.Programs[bpf.LinksProgReadLinks]
-	program.Name = "sluice_links"
-	return ebpf.NewProgram(program)
+	spec.Programs[bpf.LinksProgReadLinks].Name = "sluice_links"
+	program, err := ebpf.NewProgram(spec.Programs[bpf.LinksProgReadLinks])
+	if err != nil {
+		return nil, err
+	}
+	defer program.Close() // the iterator has it
+	return link.AttachIter(link.IterOptions{Program: program})
 }

@@ -95,9 +95,6 @@ func (o *others) close() {
 	if o.xfrm != nil {
 		o.xfrm.Close()
 	}
-	if o.netfilter != nil {
-		o.netfilter.close()
-	}
 	o.peers.close()
 	o.nl.Close()
 }
