@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 	runtime.GOMAXPROCS(poll.Procs(1))
 	status := m.Run()
 	usrsctp.Clean()
+	closeLoaded()
 	os.Exit(status)
 }
 
@@ -89,7 +91,9 @@ type node struct {
 	relay  *noRelay
 	end    func()
 	left   bool
-	ports  []*service.Port // of the last change
+	// release has other tests get the maps and programs; nil: they must not.
+	release func()
+	ports   []*service.Port // of the last change
 
 	mu      sync.Mutex
 	records []conntrack.Record // guarded by mu
@@ -141,6 +145,13 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 		waits:  waits{ask: patience, resend: patience, dead: patience},
 		Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
+	o.open = func(flows int, p *bpf.Pins) (k *bpf.Kernel, err error) {
+		if p != nil || o.filters { // links and filters may stay
+			return bpf.Open(flows, p)
+		}
+		k, n.release, err = openLoaded(flows)
+		return k, err
+	}
 	if change != nil {
 		change(&o)
 	}
@@ -170,6 +181,9 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 			t.Logf("%+v", n.server.Stats())
 		}
 		n.server.Close()
+		if !t.Failed() && n.release != nil {
+			n.release()
+		}
 	})
 	t.Cleanup(func() {
 		if !n.left {
@@ -187,7 +201,7 @@ func (n *node) forgetsSoon() {
 
 // leave ends the node as a killed process ends.
 func (n *node) leave() {
-	n.left = true
+	n.left, n.release = true, nil
 	n.onLoop(func() {
 		w := n.server.worker
 		w.waits.dead = 0

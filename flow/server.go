@@ -71,6 +71,9 @@ type Options struct {
 	Dropped func(client netip.Addr, vip netip.AddrPort, protocol service.Protocol, v *policy.Verdict)
 	Logger  zerolog.Logger
 
+	// tests: instead of bpf.Open
+	open func(flows int, p *bpf.Pins) (*bpf.Kernel, error)
+
 	filters bool          // tests: as if there were no tcx
 	ask     bool          // tests: userspace decides about all flows
 	repair  time.Duration // tests: instead of 5 s
@@ -122,6 +125,9 @@ func New(o Options) (*Server, error) {
 	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}, judges: judges{find: o.Judges, log: o.Logger}}
 	if s.options.SameLink == nil {
 		s.options.SameLink = func(netip.Addr, netip.Addr) bool { return false }
+	}
+	if s.options.open == nil {
+		s.options.open = bpf.Open
 	}
 	if s.options.Links == nil {
 		s.options.Links = func() []hostnet.Link { return nil }
@@ -206,7 +212,7 @@ func (s *Server) Start() (err error) {
 // load loads the programs and maps, and tells the programs the limits.
 func (s *Server) load() (err error) {
 	o := &s.options
-	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
+	if s.kernel, err = o.open(o.MaxFlows, s.pins); err != nil {
 		return err
 	}
 	s.ranges.server = s

@@ -1,0 +1,177 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/bpffs"
+)
+
+// loaded are pinned maps and programs that tests need no more. The next test that wants so many
+// flows gets them, emptied: the kernel's verifier takes a second of CPU time for the programs,
+// which was most of these tests' time.
+var loaded struct {
+	sync.Mutex
+	root   string // a BPF file system
+	closer func()
+	made   int
+	free   map[int][]*bpf.Pins // by their number of flows
+}
+
+// openLoaded is bpf.Open for a Server without pins. The caller may release it when no program is
+// attached any more.
+func openLoaded(flows int) (k *bpf.Kernel, release func(), err error) {
+	p, err := takeLoaded(flows)
+	if err != nil {
+		return nil, nil, err
+	}
+	if k, err = bpf.Open(flows, p); err != nil {
+		return nil, nil, err
+	}
+	if err := empty(k); err != nil {
+		return nil, nil, err
+	}
+	k.Control.Netns = p.Netns
+	return k, func() {
+		loaded.Lock()
+		defer loaded.Unlock()
+		loaded.free[flows] = append(loaded.free[flows], p)
+	}, nil
+}
+
+// takeLoaded returns pins that nobody uses.
+func takeLoaded(flows int) (p *bpf.Pins, err error) {
+	loaded.Lock()
+	defer loaded.Unlock()
+	if free := loaded.free[flows]; len(free) > 0 {
+		loaded.free[flows] = free[:len(free)-1]
+		return free[len(free)-1], nil
+	}
+	if loaded.free == nil {
+		if loaded.root, loaded.closer, err = bpffs.Open(); err != nil {
+			return nil, err
+		}
+		loaded.free = make(map[int][]*bpf.Pins)
+	}
+	loaded.made++
+	return bpf.OpenPins(loaded.root, fmt.Sprint("loaded", loaded.made), 0, flows)
+}
+
+// closeLoaded lets go of all of them.
+func closeLoaded() {
+	if loaded.closer != nil {
+		loaded.closer()
+	}
+}
+
+// empty has maps be as a first start finds them, but for the seed, a constant of the programs.
+func empty(k *bpf.Kernel) error {
+	clear(k.Flows)
+	clear(k.Index.Buckets)
+	clear(k.Loads)
+	*k.Control = bpf.KernelControl{Seed: k.Control.Seed} // no spares, whatever is in their ring
+	maps := reflect.ValueOf(k.Maps)
+	for i := range maps.NumField() {
+		var err error
+		switch m := maps.Field(i).Interface().(*ebpf.Map); m.Type() {
+		case ebpf.Array: // in memory, or constant
+		case ebpf.PerCPUArray:
+			for key := range m.MaxEntries() {
+				err = errors.Join(err, m.Put(key, make([]uint64, ebpf.MustPossibleCPU())))
+			}
+		case ebpf.RingBuf:
+			err = drain(m)
+		default:
+			err = removeAll(m)
+		}
+		if err != nil {
+			return fmt.Errorf("empty %s: %w", maps.Type().Field(i).Name, err)
+		}
+	}
+	return nil
+}
+
+// drain reads all events of a ring.
+func drain(m *ebpf.Map) error {
+	r, err := ringbuf.NewReader(m)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	r.SetDeadline(time.Unix(1, 0))
+	for err == nil {
+		_, err = r.Read()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// removeAll removes all elements of a map.
+func removeAll(m *ebpf.Map) error {
+	for {
+		key, err := m.NextKeyBytes(nil)
+		if err != nil || key == nil {
+			return err
+		}
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+}
+
+// What a test leaves in maps, the next one does not find.
+func TestLoadedMapsAreEmptied(t *testing.T) {
+	requireRoot(t)
+	k, release, err := openLoaded(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	defer k.Close()
+	lists := func(each func(name string, m *ebpf.Map)) {
+		maps := reflect.ValueOf(k.Maps)
+		for i := range maps.NumField() {
+			if m := maps.Field(i).Interface().(*ebpf.Map); m.Type() != ebpf.Array && m.Type() != ebpf.RingBuf {
+				each(maps.Type().Field(i).Name, m)
+			}
+		}
+	}
+	lists(func(name string, m *ebpf.Map) {
+		value := any(make([]byte, m.ValueSize()))
+		if m.Type() == ebpf.PerCPUArray {
+			ones := make([]uint64, ebpf.MustPossibleCPU())
+			ones[0], value = 1, ones
+		}
+		if err := m.Put(make([]byte, m.KeySize()), value); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	})
+	k.Flows[1].State, k.Index.Buckets[1].Slot[0], k.Loads[1].Opened, k.Control.Given = 1, 1, 1, 1
+	if err := empty(k); err != nil {
+		t.Fatal(err)
+	}
+	lists(func(name string, m *ebpf.Map) {
+		if m.Type() == ebpf.PerCPUArray {
+			var counts []uint64
+			if err := m.Lookup(uint32(0), &counts); err != nil || counts[0] != 0 {
+				t.Errorf("%s: %v, %v", name, counts, err)
+			}
+		} else if key, err := m.NextKeyBytes(nil); key != nil || err != nil {
+			t.Errorf("%s: %x, %v", name, key, err)
+		}
+	})
+	if k.Flows[1] != (bpf.KernelFlow{}) || k.Index.Buckets[1] != (bpf.KernelBucket{}) || k.Loads[1] != (bpf.KernelLoad{}) || k.Control.Given != 0 || k.Control.Seed == 0 {
+		t.Errorf("%+v, %+v, %+v, %+v", k.Flows[1], k.Index.Buckets[1], k.Loads[1], *k.Control)
+	}
+}
