@@ -317,7 +317,7 @@ func (b *bench) write() error {
 			return err
 		}
 	}
-	if err := b.insert("benchmarks.md", map[string]string{"bench": b.data.Summary(), "bench-costs": b.data.Costs(), "bench-figures": b.data.Figures()}); err != nil {
+	if err := b.insert("benchmarks.md", map[string]string{"bench": b.data.Shortfalls(), "bench-costs": b.data.Costs(), "bench-figures": b.data.Page()}); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "written: benchmarks.md, benchmarks.json and benchmarks.svg in", b.opts.out)

@@ -164,7 +164,7 @@ func (b *bench) guest() error {
 	if err := os.WriteFile(filepath.Join(b.opts.out, "benchmarks-sctp.json"), text, 0o644); err != nil {
 		return err
 	}
-	return b.insert("benchmarks.md", map[string]string{"bench-sctp": d.Summary(), "bench-sctp-figures": d.Figures()})
+	return b.insert("benchmarks.md", map[string]string{"bench-sctp": d.Shortfalls(), "bench-sctp-figures": d.Page()})
 }
 
 func (o *options) columnNames() string {

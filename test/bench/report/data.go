@@ -59,6 +59,11 @@ func (d *Data) Add(round int, peer, metric string, value float64) {
 	d.Samples = append(d.Samples, Sample{round, peer, metric, value})
 }
 
+// has reports whether any peer has figures of a metric.
+func (d *Data) has(metric string) bool {
+	return slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Metric == metric })
+}
+
 // Series returns a metric's figures of one peer, by round; NaN for a round without
 // one.
 func (d *Data) Series(peer, metric string) []float64 {

@@ -91,6 +91,13 @@ const (
 	Unknown Verdict = "not measured"
 )
 
+func (v Verdict) markdown() string {
+	if v == Missed {
+		return "**missed**"
+	}
+	return string(v)
+}
+
 // Outcome is the result for a goal.
 type Outcome struct {
 	Goal    Goal
@@ -136,8 +143,7 @@ func (d *Data) concerns(g Goal) bool {
 	took := func(name string) bool {
 		return slices.ContainsFunc(d.Peers, func(p Peer) bool { return p.Name == name })
 	}
-	return took(g.Peer) && (g.Base == "" || took(g.Base)) &&
-		slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Metric == g.Metric })
+	return took(g.Peer) && (g.Base == "" || took(g.Base)) && d.has(g.Metric)
 }
 
 // extremes names the slowest and the fastest steering mode; none if there are

@@ -12,7 +12,7 @@ import (
 
 // Markdown is the whole report of a run.
 func (d *Data) Markdown() string {
-	return d.Summary() + "\n" + d.figures(Metrics) + d.variants() + d.Ratios()
+	return d.Summary() + "\n" + d.figures() + d.variants() + d.Ratios()
 }
 
 // Summary writes where and how the run was made, and the goals with the results.
@@ -25,41 +25,37 @@ func (d *Data) Summary() string {
 	}
 	b.WriteString("\n| column | goal | found | |\n|---|---|---|---|\n")
 	for _, o := range outcomes {
-		verdict := string(o.Verdict)
-		if o.Verdict == Missed {
-			verdict = "**missed**"
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", o.Goal.Title, o.Goal.Wanted(), o.Words(), verdict)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", o.Goal.Title, o.Goal.Wanted(), o.Words(), o.Verdict.markdown())
 	}
 	return b.String()
 }
 
-// Figures writes each peer's figures that are on the page, and the notes.
-func (d *Data) Figures() string {
-	return d.figures(slices.DeleteFunc(slices.Clone(Metrics), func(m Metric) bool { return !m.Page }))
-}
-
-func (d *Data) figures(metrics []Metric) string {
+func (d *Data) figures() string {
 	var b strings.Builder
-	d.writeTable(&b, "figures: median of the rounds, ± half the interquartile range", metrics, d.having(false), func(m Metric, peer string) string {
+	d.writeTable(&b, "figures: median of the rounds, ± half the interquartile range", d.having(false), func(m Metric, peer string) string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
-	if len(d.Notes) > 0 {
-		b.WriteString("Notes of this run:\n\n")
-		for _, n := range d.Notes {
-			fmt.Fprintf(&b, "- %s\n", n)
-		}
-		b.WriteString("\n")
-	}
+	d.writeNotes(&b)
 	return b.String()
+}
+
+func (d *Data) writeNotes(b *strings.Builder) {
+	if len(d.Notes) == 0 {
+		return
+	}
+	b.WriteString("Notes of this run:\n\n")
+	for _, n := range d.Notes {
+		fmt.Fprintf(b, "- %s\n", n)
+	}
+	b.WriteString("\n")
 }
 
 // variants writes the figures of the variants of Sluice, and their ratios to the default.
 func (d *Data) variants() string {
 	var b strings.Builder
 	if d.measured(subject) {
-		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", Metrics, d.having(true), func(m Metric, peer string) string {
+		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
 			ratio, known := d.Ratio(peer, subject, m.ID)
 			if !ok || !known || !m.Ratios {
@@ -92,7 +88,7 @@ func (d *Data) writeRatios(b *strings.Builder, title, subject string, peers []st
 		return
 	}
 	others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
-	d.writeTable(b, "ratio of "+title+" to each peer: median of the rounds", Metrics, others, func(m Metric, peer string) string {
+	d.writeTable(b, "ratio of "+title+" to each peer: median of the rounds", others, func(m Metric, peer string) string {
 		ratio, ok := d.Ratio(subject, peer, m.ID)
 		if !ok || !m.Ratios {
 			return ""
@@ -145,11 +141,11 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 
 // writeTable writes a row for each metric that has figures, in one table each for
 // TCP, UDP and SCTP, with the peers that have figures there.
-func (d *Data) writeTable(b *strings.Builder, title string, from []Metric, peers []string, figure func(Metric, string) string) {
+func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figure func(Metric, string) string) {
 	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
 		rows := map[string][]string{} // by peer, a cell for each metric
 		var metrics []Metric
-		for _, m := range from {
+		for _, m := range Metrics {
 			if m.protocol() != protocol {
 				continue
 			}

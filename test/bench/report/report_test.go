@@ -374,3 +374,46 @@ func TestCosts(t *testing.T) {
 		t.Errorf("got\n%swant\n%s", rows, want)
 	}
 }
+
+// The page has a row for each peer, and columns only of what was measured.
+func TestPage(t *testing.T) {
+	d := example()
+	d.Notes = []string{"round 1: a note"}
+	_, table, _ := strings.Cut(d.Page(), "\n\n")
+	want := `| | bulk, 1 stream [Gbit/s] | p50 of a request, 1 client [us] | connections with a request [/s] |
+|---|---:|---:|---:|
+| direct | 40 | | |
+| haproxy | 20 | 50 | |
+| sluice | 32 | 60 | 900 |
+
+Notes of this run:
+
+- round 1: a note
+
+`
+	if !strings.HasSuffix(d.Page(), want) {
+		t.Errorf("got\n%s\nwant\n%s", table, want)
+	}
+}
+
+// The page names the goals that are not met, with their columns' whole names.
+func TestShortfalls(t *testing.T) {
+	d := example()
+	d.Add(0, "sluice", "steady.failed", 3)
+	text := d.Shortfalls()
+	for _, want := range []string{
+		"3 of 8 goals are met, all but these:\n",
+		"\n| sluice | request-response, 1 client, p50 | at most 1.00 x haproxy | 1.20 x | **missed** |\n",
+		"\n| sluice | connect-request-close, long run, server closes first, connections that failed | at most 0 | 3 | **missed** |\n",
+		"\n| sluice | connect-request-close, 32 clients, server closes first | at least 0.95 x sluice-nolog |  | not measured |\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("lacks %q:\n%s", want, text)
+		}
+	}
+	d.Samples = nil
+	d.Add(0, "sluice", "idle.fds", 2)
+	if got := d.Shortfalls(); got != "All 1 goals are met.\n" {
+		t.Errorf("with one goal, which is met: %q", got)
+	}
+}

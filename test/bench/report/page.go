@@ -1,0 +1,55 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Page is what a page has of a run: where it was made, and a row for each peer with the medians of the
+// metrics that have a column there.
+func (d *Data) Page() string {
+	var b strings.Builder
+	d.writeEnvironment(&b)
+	head, rule := "\n| |", "\n|---|"
+	var columns []Metric
+	for _, m := range Metrics {
+		if m.Page != "" && d.has(m.ID) {
+			columns = append(columns, m)
+			head, rule = head+" "+m.withUnit(m.Page)+" |", rule+"---:|"
+		}
+	}
+	b.WriteString(head + rule + "\n")
+	for _, peer := range d.having(false) {
+		b.WriteString("| " + peer + " |")
+		for _, m := range columns {
+			if s, ok := d.Spread(peer, m.ID); ok {
+				b.WriteString(" " + Number(s.Median))
+			}
+			b.WriteString(" |")
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("\n")
+	d.writeNotes(&b)
+	return b.String()
+}
+
+// Shortfalls writes how many goals are met, and those that are not.
+func (d *Data) Shortfalls() string {
+	var b strings.Builder
+	titles, met, all := make(map[string]string), 0, d.Judge()
+	for _, m := range Metrics {
+		titles[m.ID] = m.full()
+	}
+	for _, o := range all {
+		if o.Verdict == Met {
+			met++
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", o.Goal.Peer, titles[o.Goal.Metric], o.Goal.Wanted(), o.Words(), o.Verdict.markdown())
+	}
+	if met == len(all) {
+		return fmt.Sprintf("All %d goals are met.\n", met)
+	}
+	return fmt.Sprintf("%d of %d goals are met, all but these:\n\n| | column | goal | found | |\n|---|---|---|---|---|\n%s", met, len(all), b.String())
+}
