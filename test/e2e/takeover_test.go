@@ -441,15 +441,21 @@ func staying(t *testing.T, lab *netns.Lab, n int, flags ...string) (*proxy, []ne
 	p := prepareProxy(t, lab, []webService{webOn(lab), gone})
 	p.start(flags...)
 	list := hold(t, lab.Client, addresses(80, gone.vips...)[0], n)
-	p.remove("gone")
-	wait.For(t, "the Service is gone", startTimeout, func() error {
+	p.removeAndWait("gone", 1)
+	return p, list
+}
+
+// removeAndWait removes a Service, and waits until only so many service ports are served.
+func (p *proxy) removeAndWait(name string, left float64) {
+	p.t.Helper()
+	p.remove(name)
+	wait.For(p.t, "the Service is gone", startTimeout, func() error {
 		values, err := p.metrics()
-		if err == nil && values["sluice_service_ports"] != 1 {
+		if err == nil && values["sluice_service_ports"] != left {
 			err = fmt.Errorf("%v service ports", values["sluice_service_ports"])
 		}
 		return err
 	})
-	return p, list
 }
 
 // TestTakeOverTimeout: what stays with the process before is reset when the time is over, and has

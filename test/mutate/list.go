@@ -479,6 +479,11 @@ var promises = []mutation{
 		pkg: "handover", test: "TestMoveWithoutAcknowledgement",
 	},
 	{
+		name: "reply-port-once", what: "a connection waits if the first reply port that it tries is another process's",
+		file: "upstream/tcp.go", old: "for range min(tries, ports.count()) {", new: "for range 1 {",
+		pkg: "test/e2e", test: "TestTakeOverSharesReplyPorts/bind",
+	},
+	{
 		name: "next-dies-late", what: "a process leaves though the next one has died just before",
 		file: "node/handover.go", old: "		if gone(c) {\n			err = errNextGone\n		}\n", new: "",
 		pkg: "test/e2e", test: "TestTakeOverGivenUp",
