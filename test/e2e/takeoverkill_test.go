@@ -231,3 +231,46 @@ func TestTakeOverFromAStalledProcess(t *testing.T) {
 	alive(t, held)
 	third.stop()
 }
+
+// TestTwoTakeOversAtOnce: of two processes that begin at once, one takes over from the running one, and
+// the other one from that.
+func TestTwoTakeOversAtOnce(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "relay")
+	address := addresses(80, vip4)[0]
+	held := hold(t, lab.Client, address, 10)
+	var both [2]proxy
+	for i := range both {
+		both[i] = *p
+		both[i].launch("--datapath", "relay", "--take-over")
+	}
+	p.waitExit()
+	var first, last *proxy
+	wait.For(t, "one takes over from the other", startTimeout, func() error {
+		for i := range both {
+			if both[i].stderr.Contains("another sluice has taken over") {
+				first, last = &both[i], &both[1-i]
+				return nil
+			}
+		}
+		return errNotYet
+	})
+	first.waitExit()
+	last.awaitReady()
+	for _, before := range []*proxy{p, first} {
+		if code := before.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("after a take-over: %v, want exit status 0", before.cmd.ProcessState)
+		}
+	}
+	alive(t, held)
+	if _, err := lab.Client.Ask("tcp", address); err != nil {
+		t.Error(err)
+	}
+	for _, c := range held {
+		_ = c.Close()
+	}
+	last.awaitRecords(len(held) + 1)
+	last.stop()
+}

@@ -484,6 +484,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestTakeOverSharesReplyPorts/bind",
 	},
 	{
+		name: "second-gives-up", what: "of two processes that begin at once, one ends with an error",
+		file: "node/takeover.go", old: "isRefused || time.Since(began) > stopPatience", new: "isRefused || time.Since(began) > 0",
+		pkg: "test/e2e", test: "TestTwoTakeOversAtOnce",
+	},
+	{
 		name: "next-dies-late", what: "a process leaves though the next one has died just before",
 		file: "node/handover.go", old: "		if gone(c) {\n			err = errNextGone\n		}\n", new: "",
 		pkg: "test/e2e", test: "TestTakeOverGivenUp",
