@@ -150,7 +150,7 @@ func (s *Sources) ofNoLocal() (list []Metric) {
 	if s.NoLocal == nil {
 		return nil
 	}
-	const help = "Service ports whose traffic policy is Local and that have endpoints, but none on this node."
+	const help = "Service ports of traffic policy Local with endpoints, but none on this node."
 	for f, family := range familyLabels {
 		count := func(policy string, of func(NoLocalEndpoints) int) {
 			list = append(list, Metric{noLocal, help, func() float64 {

@@ -226,7 +226,7 @@ kubeproxy_proxy_healthz_total{code="503"} 4
 # TYPE kubeproxy_proxy_livez_total counter
 kubeproxy_proxy_livez_total{code="200"} 5
 kubeproxy_proxy_livez_total{code="503"} 6
-# HELP kubeproxy_sync_proxy_rules_no_local_endpoints_total Service ports whose traffic policy is Local and that have endpoints, but none on this node.
+# HELP kubeproxy_sync_proxy_rules_no_local_endpoints_total Service ports of traffic policy Local with endpoints, but none on this node.
 # TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge
 kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 0
 kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 9

@@ -26,7 +26,7 @@ func NewSync() *Sync {
 		}, []string{"ip_family"}),
 		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_network_programming_duration_seconds",
-			Help: "Time from the change of a Pod or Service until it is in force here, for changes with a timestamp in EndpointSlices.",
+			Help: "Time from the change of a Pod or Service until it is in force here.",
 			Buckets: append(prometheus.ExponentialBuckets(0.015625, 2, 7), // 15 ms to 1 s: kube-proxy has one bucket there
 				2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 120, 180, 240, 300),
 		}, []string{"ip_family"}),

@@ -268,7 +268,7 @@ func (b *Balancer) Failed(d *Dial, ep netip.AddrPort, client netip.Addr, now int
 // PinStats describes the affinity table.
 type PinStats struct {
 	Pins    int    `metric:"sluice_affinity_pins" help:"Clients that are remembered for session affinity."` // pins in the table, including expired ones that it has not removed yet
-	Evicted uint64 `metric:"sluice_affinity_evicted_total" help:"Clients whose affinity was evicted because their service port had too many."`
+	Evicted uint64 `metric:"sluice_affinity_evicted_total" help:"Clients whose affinity was forgotten because their service port had too many."`
 	Expired uint64 `metric:"sluice_affinity_expired_total" help:"Clients whose affinity expired."`
 }
 

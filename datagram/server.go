@@ -269,12 +269,12 @@ func (s *Server) Stop(ctx context.Context) error {
 // Stats are the counts of a Server.
 type Stats struct {
 	Sessions    atomic.Int64  `metric:"sluice_udp_sessions" help:"UDP sessions that are open."`
-	Pauses      atomic.Uint64 `metric:"sluice_udp_pauses_total" help:"Times that a loop paused a service's UDP socket, because the service had created too many sessions."`
+	Pauses      atomic.Uint64 `metric:"sluice_udp_pauses_total" help:"Pauses of a service's UDP socket, because the service had created too many sessions."`
 	Unserved    atomic.Uint64 `metric:"sluice_udp_datagrams_unserved_total" help:"UDP datagrams from a client that is not allowed, or to no service."`
 	Lost        atomic.Uint64 `metric:"sluice_udp_datagrams_lost_total" help:"UDP datagrams that were lost: full socket buffer, larger than the path's MTU, or no socket for the replies."`
-	Resent      atomic.Uint64 `metric:"sluice_udp_datagrams_resent_total" help:"UDP datagrams that were sent again to another endpoint because the first one's port was closed."`
-	Disbelieved atomic.Uint64 `metric:"sluice_udp_icmp_ignored_total" help:"ICMP messages about UDP sessions that were ignored: not sent by the endpoint, not a refusal, or without a quote of the datagram."`
-	Conflicts   atomic.Uint64 `metric:"sluice_udp_reply_conflicts_total" help:"Times that another program had a service's UDP port on all addresses, so that replies leave by a raw socket."`
+	Resent      atomic.Uint64 `metric:"sluice_udp_datagrams_resent_total" help:"UDP datagrams that were sent again, as the first endpoint's port was closed."`
+	Disbelieved atomic.Uint64 `metric:"sluice_udp_icmp_ignored_total" help:"ICMP messages about UDP sessions that were ignored as forged or as no refusal."`
+	Conflicts   atomic.Uint64 `metric:"sluice_udp_reply_conflicts_total" help:"Times that another program had a service's UDP port, so that replies leave by a raw socket."`
 }
 
 // Stats returns the counts, which go on. It is safe for concurrent use.

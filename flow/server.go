@@ -375,11 +375,11 @@ type stats struct {
 // Stats are the counts of a Server.
 type Stats struct {
 	Open        int64             `metric:"sluice_flows" help:"Connections and UDP sessions that the kernel forwards."`
-	Asked       uint64            `metric:"sluice_flows_asked_total" help:"First packets of connections and UDP sessions about which the kernel's data path asked the process."`
-	Decided     uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the table of the kernel's data path decided."`
-	NotAdmitted uint64            `metric:"sluice_flows_not_admitted_total" help:"First packets of clients that a Service's source ranges do not admit, dropped by the table of the kernel's data path."`
+	Asked       uint64            `metric:"sluice_flows_asked_total" help:"First packets about which the kernel's data path asked the process."`
+	Decided     uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the kernel's table decided."`
+	NotAdmitted uint64            `metric:"sluice_flows_not_admitted_total" help:"First packets of clients outside of a Service's source ranges, dropped by the kernel's table."`
 	Shortcuts   uint64            `metric:"sluice_flows_shortcuts_total" help:"Packets of the kernel's data path that skipped the node's IP stack."`
-	Refused     uint64            `metric:"sluice_flows_refused_total" help:"Connections and UDP datagrams that the relay refused: the kernel's data path had not forwarded them, and rules for forwarded packets would not have seen them."`
+	Refused     uint64            `metric:"sluice_flows_refused_total" help:"Connections and UDP datagrams that the relay refused, as rules for forwarded packets would not have seen them."`
 	PassedAll   uint64            `metric:"sluice_flows_passed_total" help:"Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone."` // Passed, and what BPF left
 	Passed      uint64            // first packets that were decided to be the relay's
 	Void        uint64            // upcalls that were too old

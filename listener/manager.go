@@ -335,11 +335,11 @@ func (m *Manager) Complete() bool { return !m.incomplete }
 
 // Stats is what a Manager has counted.
 type Stats struct {
-	Claims         int64  `metric:"sluice_port_claims" help:"Sockets that are bound to node ports, health check node ports and Service addresses of this node, one for each address."`
-	Conflicts      int64  `metric:"sluice_port_conflicts" help:"Addresses and ports among them that another program has bound, so that they are not served."`
+	Claims         int64  `metric:"sluice_port_claims" help:"Sockets bound to node ports, health check node ports and Service addresses of this node."`
+	Conflicts      int64  `metric:"sluice_port_conflicts" help:"Addresses and ports among them that another program has bound: they are not served."`
 	ConflictsTotal uint64 `metric:"sluice_port_conflicts_total" help:"Times that another program was found to have bound one."`
-	Unclaimed      int64  `metric:"sluice_ports_unclaimed" help:"Addresses and ports among them that are not served because a limit is reached or a right is missing."`
-	Lacking        int64  `metric:"sluice_sctp_ports_missing" help:"SCTP ports of cluster IPs that are not relayed because this kernel has no SCTP: they refuse clients that kernel flows do not serve."`
+	Unclaimed      int64  `metric:"sluice_ports_unclaimed" help:"Addresses and ports among them that wait for a limit or a right."`
+	Lacking        int64  `metric:"sluice_sctp_ports_missing" help:"SCTP ports of cluster IPs that are not relayed because this kernel has no SCTP."`
 }
 
 // Stats returns what was counted. It may be called from any goroutine.

@@ -44,7 +44,7 @@ func (p *Proxy) registry() *prometheus.Registry {
 // dataPathMetric names the data path in use, and why it is the relay.
 type dataPathMetric struct{ proxy *Proxy }
 
-const dataPathHelp = "Always 1; its labels name the data path in use (kernel, with the relay behind it, or relay), and why it is the relay."
+const dataPathHelp = "Always 1; its labels name the data path in use, and why it is the relay."
 
 var dataPathDesc = prometheus.NewDesc("sluice_data_path", dataPathHelp, []string{"path", "reason"}, nil)
 
@@ -68,8 +68,8 @@ func (p *Proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_config_failures_total", "Configurations that could not be applied.", func() float64 { return float64(p.failures.Load()) }),
 		admin.NewMetric("sluice_steering_repairs_total", "Repairs of our kernel state after another program had changed it.", func() float64 { return float64(p.repairs.Load()) }),
 		admin.NewMetric("sluice_node_addresses", "Addresses of this node's interfaces.", func() float64 { return float64(len(p.host.Load().Addresses)) }),
-		admin.NewMetric("sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 if pods are not recognised by interfaces.", func() float64 { return float64(len(p.host.Load().PodRanges)) }),
-		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics, to the admin socket and to the page, that were closed to make room for new ones.", func() float64 {
+		admin.NewMetric("sluice_pod_ranges", "Ranges that this node routes to interfaces of pods; 0 if pods are not recognised by interfaces.", func() float64 { return float64(len(p.host.Load().PodRanges)) }),
+		admin.NewMetric("sluice_http_connections_evicted_total", "Connections for health checks, metrics, the admin socket and the page that were closed to make room.", func() float64 {
 			return float64(p.health.Stats().Evicted + p.metricsConns.Evicted() + p.admin.Evicted() + p.page.Evicted())
 		}),
 		admin.NewMetric("sluice_connections_limit", "Connections that the relay may have open at once.", func() float64 { return float64(p.maxConnections) }),
@@ -81,7 +81,7 @@ func (p *Proxy) ownMetrics() []admin.Metric {
 		}),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
 		admin.NewMetric("sluice_relay_bulk_buffers", "Directions of connections that have large socket buffers, of --max-bulk-buffers.", func() float64 { n, _ := p.relay.Bulk(); return float64(n) }),
-		admin.NewMetric("sluice_relay_bulk_buffers_refused_total", "Times that a direction kept small socket buffers because --max-bulk-buffers was reached, at most once for each MiB.", func() float64 { _, n := p.relay.Bulk(); return float64(n) }),
+		admin.NewMetric("sluice_relay_bulk_buffers_refused_total", "Times that a direction kept small socket buffers because --max-bulk-buffers was reached.", func() float64 { _, n := p.relay.Bulk(); return float64(n) }),
 		admin.NewMetric("sluice_relay_held_message_bytes", "Bytes of SCTP messages that wait until their receiver has room, or for their end.", func() float64 { return float64(p.messages.Held()) }),
 		admin.NewMetric("sluice_relay_system_calls_total", "System calls that the relay made to move bytes.", func() float64 { return float64(p.systemCalls()) }),
 	}, admin.MetricsOf(p.manager.Stats), admin.MetricsOf(p.stream.Stats), admin.MetricsOf(p.datagram.Stats), admin.MetricsOf(p.flowStats))

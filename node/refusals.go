@@ -153,7 +153,7 @@ func (p *Proxy) tellRefused(counter redirect.Counter) {
 	p.conntrack.Refuse(list, more, !p.config.RecordRefusals)
 }
 
-const refusedHelp = "Packets without a connection that were refused or dropped: no Service has the destination, or its Service does not serve the client."
+const refusedHelp = "Packets that were refused or dropped without a connection."
 
 var refusedDesc = prometheus.NewDesc("sluice_refused_packets_total", refusedHelp, []string{"reason"}, nil)
 

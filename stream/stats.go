@@ -17,15 +17,15 @@ type Stats struct {
 	Open      int64             // connections now
 	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint to answer."`
 	Held      int64             `metric:"sluice_connections_held" help:"Connections that wait for their Service to have an endpoint (sluice.dev/hold)."`
-	Queued    int64             `metric:"sluice_connections_queued" help:"Connections that wait at a limit of their Service (sluice.dev/max-connections, max-connections-per-endpoint, queue-timeout)."`
+	Queued    int64             `metric:"sluice_connections_queued" help:"Connections that wait at a limit of their Service (sluice.dev/queue-timeout)."`
 	Listeners int64             `metric:"sluice_listeners" help:"Listening sockets of services."`
 	Pins      balancer.PinStats // of all service ports
-	Ejected   int               `metric:"sluice_endpoints_ejected" help:"Endpoints that new TCP and SCTP connections pass over because they kept failing (sluice.dev/eject-after)."`
+	Ejected   int               `metric:"sluice_endpoints_ejected" help:"Endpoints that new connections pass over because they kept failing (sluice.dev/eject-after)."`
 	Strays    uint64            `metric:"sluice_connections_unserved_total" help:"Accepted connections to a destination that no service has; they are reset."`
 	AtLimit   uint64            // pauses of accepting at the limit of all connections
 	Exhausted uint64            // pauses of accepting because the kernel had no descriptor or memory
-	Unguarded int64             `metric:"sluice_unguarded_destinations" help:"Addresses and ports with more source ranges than a socket filter holds: clients that are not allowed are reset instead of dropped."`
-	Pauses    uint64            `metric:"sluice_accept_pauses_total" help:"Pauses in accepting because of a limit of the process or a lack of descriptors or memory."`
+	Unguarded int64             `metric:"sluice_unguarded_destinations" help:"Addresses and ports with more source ranges than a socket filter holds: other clients are reset, not dropped."`
+	Pauses    uint64            `metric:"sluice_accept_pauses_total" help:"Pauses in accepting, for a limit of the process or a lack of descriptors or memory."`
 	DialCalls uint64            // system calls that connecting to endpoints took
 }
 

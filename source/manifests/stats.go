@@ -27,7 +27,7 @@ type Stats struct {
 	LastChange time.Time
 	// Polling is set while the directory is read every 50 ms because the system
 	// does not report changes.
-	Polling bool `metric:"sluice_manifest_polling" help:"1 while the directory is read every 50 ms because the system does not report changes, 0 otherwise."`
+	Polling bool `metric:"sluice_manifest_polling" help:"1 while the directory is read every 50 ms, as the system does not report changes."`
 }
 
 // Stats returns the numbers as of the last look at the directory. The maps are
