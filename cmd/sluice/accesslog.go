@@ -23,11 +23,11 @@ type recordOptions struct {
 }
 
 func (o *recordOptions) register(f *pflag.FlagSet) {
-	f.Var(&o.filter, "access-log-filter", "write only records that match, such as 'end!=client_fin service=shop/*' (docs/admin-api.md lists the fields)")
+	f.Var(&o.filter, "access-log-filter", "write only records that match, such as 'end!=client_fin service=shop/*'")
 	f.Var(&o.samples, "access-log-sample", "of the records that match, write only those of one connection in N: '1/100 end=client_fin'; may be given several times, and the first that matches counts")
-	f.BoolVar(&o.opens, "access-log-opens", false, "also write a record when a connection has reached its endpoint, with \"event\":\"open\"")
-	f.BoolVar(&o.refusals, "access-log-refusals", false, "also write a record, at most once a second, of a client's packets to a destination that were refused or dropped, with \"event\":\"refused\"")
-	f.DurationVar(&o.interval, "access-log-interval", 0, "also write a record of each open connection at this interval, with \"event\":\"interval\"; 0 means none")
+	f.BoolVar(&o.opens, "access-log-opens", false, "also write a record when a connection has reached its endpoint")
+	f.BoolVar(&o.refusals, "access-log-refusals", false, "also write records of packets that were refused or dropped")
+	f.DurationVar(&o.interval, "access-log-interval", 0, "also write a record of each open connection at this interval; 0 means none")
 }
 
 // shortestRecordInterval is the least --access-log-interval.

@@ -21,12 +21,12 @@ type clusterOptions struct {
 
 func (o *clusterOptions) register(f *pflag.FlagSet) {
 	c := &o.connection
-	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; in a pod the service account is enough")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; a pod needs none")
 	f.StringVar(&c.Master, "master", "", "address of the API server, in place of that of --kubeconfig or of the pod's service account")
 	f.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "media type of requests to the API server")
 	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, after the first --kube-api-burst ones; negative: no limit")
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
-	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "minimum time between two applied changes; 0 applies a single change at once")
+	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "minimum time between two applied changes from the API server; 0 applies a single change at once")
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "another name of --min-sync-period")
 	_ = f.MarkHidden("iptables-min-sync-period") // it exists
 }

@@ -45,13 +45,13 @@ func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
-	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
-	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, in addition to those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
-	f.Var(&o.allocate, "allocate-cluster-ips", "with --manifests: ranges of which Services without a cluster IP get one, at most one range of each family; the same name gets the same address at each start")
-	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
+	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: the source of its own connections to Services (default: the InternalIP of the Node object, else the default route's source)")
+	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
+	f.Var(&o.allocate, "allocate-cluster-ips", "with --manifests: ranges of which Services without a cluster IP get one, at most one of each family")
+	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses: clients in them count as pods")
 	o.detectLocal.value, o.detectLocal.byDefault = detectClusterCIDR, detectClusterCIDR
 	o.detectLocal.allowed = []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}
-	f.Var(&o.detectLocal, "detect-local-mode", "how Sluice recognises clients that are pods of this node: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface to which their addresses are routed")
+	f.Var(&o.detectLocal, "detect-local-mode", "how Sluice recognises pods of this node: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface to which their addresses are routed")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the interface of pods, for --detect-local-mode BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, primary, localhost or all (default: all)")

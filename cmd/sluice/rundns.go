@@ -19,7 +19,7 @@ type dnsOptions struct {
 }
 
 func (o *dnsOptions) register(f *pflag.FlagSet) {
-	f.Var(&o.addresses, "dns", "addresses of a DNS server for the names of Services, over UDP and TCP; without a port: 53 (default: none)")
+	f.Var(&o.addresses, "dns", "addresses of this node for a DNS server for the names of Services; without a port: 53 (default: none)")
 	f.StringVar(&o.zone, "dns-zone", "cluster.local", "domain of the cluster, below which --dns answers")
 	f.Var(&o.forward, "dns-forward", "resolvers that --dns asks for all other names, one after the other; without a port: 53 (default: none, other names are refused)")
 }

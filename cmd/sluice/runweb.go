@@ -9,7 +9,7 @@ type runWebOptions struct {
 }
 
 func (o *runWebOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.address, "web-bind-address", "", "address and port of the page that shows what happens now, read-only; a port alone is one of loopback (default: none)")
+	f.StringVar(&o.address, "web-bind-address", "", "address and port of the page that shows what happens now, read-only and without login; a port alone is one of loopback (default: none)")
 	f.StringSliceVar(&o.hosts, "web-allowed-hosts", nil, "names by which browsers may ask for the page, beside localhost and the address itself")
 }
 

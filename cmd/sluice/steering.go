@@ -47,7 +47,7 @@ func (o *steeringOptions) register(f *pflag.FlagSet) {
 	f.Var(&o.mode, "redirect", "steering mode; auto takes the first one that works here")
 	f.Var(&o.backend, "tproxy-backend", "implementation of tproxy; auto takes the first one that works here")
 	f.Var(&o.replyPorts, "reply-ports", "local ports of connections to endpoints that keep the client's address; off never keeps it (default: "+defaultReplyPorts+")")
-	f.Var(&o.conntrack, "conntrack", "whether connections to endpoints bypass connection tracking; auto keeps them in it once rules of another program, such as a network policy engine, look at the state of connections")
+	f.Var(&o.conntrack, "conntrack", "whether connections to endpoints bypass connection tracking; auto keeps them in it once rules of another program look at their state")
 	o.registerNames(f)
 }
 
@@ -58,12 +58,12 @@ var defaultReplyPorts = fmt.Sprintf("%d-%d, without netfilter %d-%d",
 // registerNames adds the flags that name what steering makes in the kernel.
 func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table, and of the lock that keeps a second proxy out of the network namespace")
-	f.StringVar(&o.bpfRoot, "bpf-root", bpffs.DefaultRoot, "where the BPF file system is mounted, in which sklookup's program is pinned; empty: it ends with the process")
-	f.Var(&o.steerMark, "steer-mark", "bit of packet marks that marks steered packets")
-	f.Var(&o.replyMark, "reply-mark", "bit of packet marks that marks replies to clients' own addresses")
-	f.Var(&o.socketMark, "socket-mark", "bit of packet marks that marks packets of our sockets with the node's address that pass connection tracking")
-	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for external and load balancer IPs that are not this node's")
-	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for replies to clients' own addresses; without netfilter, the next one too")
+	f.StringVar(&o.bpfRoot, "bpf-root", bpffs.DefaultRoot, "where the BPF file system is mounted, for pins; empty: BPF programs end with the process")
+	f.Var(&o.steerMark, "steer-mark", "bit of packet marks for steered packets")
+	f.Var(&o.replyMark, "reply-mark", "bit of packet marks for replies to clients' own addresses")
+	f.Var(&o.socketMark, "socket-mark", "bit of packet marks for packets of our sockets with the node's address that bypass connection tracking")
+	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "routing table for external and load balancer IPs that are not this node's")
+	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "routing table for replies to clients' own addresses; without netfilter, the next one too")
 }
 
 // instance tells this proxy from others in the network namespace; it is empty for the

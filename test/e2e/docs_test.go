@@ -14,18 +14,19 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
-// TestConfigurationIsDocumented compares the flags that `sluice run --help`
-// lists, and their defaults, with the table of docs/configuration.md.
+// TestConfigurationIsDocumented compares the flags that `sluice run --help` lists, and
+// their defaults, with the table of docs/configuration.md, whose rows begin with the
+// flags' help.
 func TestConfigurationIsDocumented(t *testing.T) {
 	help, err := exec.Command(built(t), "run", "--help").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, help)
 	}
-	flags := map[string]string{}
-	line := regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)(?: .*)?$`)
+	flags, texts := map[string]string{}, map[string]string{}
+	line := regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)(?: \S+)* {3,}(.*?)(?: \(default.*)?$`)
 	byDefault := regexp.MustCompile(`\(default:? "?([^")]*)"?\)$`)
 	for _, m := range line.FindAllStringSubmatch(string(help), -1) {
-		flags[m[1]] = ""
+		flags[m[1]], texts[m[1]] = "", m[2]
 		if d := byDefault.FindStringSubmatch(m[0]); d != nil {
 			flags[m[1]] = d[1]
 		}
@@ -34,10 +35,12 @@ func TestConfigurationIsDocumented(t *testing.T) {
 
 	text, err := os.ReadFile("../../docs/configuration.md")
 	must.OK(t, err)
-	documented := map[string]string{}
-	row := regexp.MustCompile("(?m)^\\| `--([a-z0-9-]+)` \\| ([^|]*) \\|")
+	documented, meanings := map[string]string{}, map[string]string{}
+	row := regexp.MustCompile("(?m)^\\| `--([a-z0-9-]+)` \\| ([^|]*) \\| (.*) \\|$")
+	links := regexp.MustCompile("\\[([^]]*)\\]\\([^)]*\\)|`")
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		documented[m[1]] = strings.Trim(strings.TrimSpace(m[2]), "`")
+		meanings[m[1]] = links.ReplaceAllString(m[3], "$1")
 	}
 	if len(flags) == 0 || len(documented) == 0 {
 		t.Fatalf("found %d flags and %d rows", len(flags), len(documented))
@@ -49,6 +52,8 @@ func TestConfigurationIsDocumented(t *testing.T) {
 			t.Errorf("--%s (default %q) has no row", name, flags[name])
 		case got != flags[name]:
 			t.Errorf("--%s: the default is %q, the row says %q", name, flags[name], got)
+		case len(texts[name]) < 8 || !strings.HasPrefix(strings.ToLower(meanings[name]), strings.ToLower(texts[name])):
+			t.Errorf("--%s: the help is %q, the row says %q", name, texts[name], meanings[name])
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(documented)) {

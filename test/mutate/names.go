@@ -3,6 +3,11 @@ package main
 // names are mistakes about names of Services, manifests of developers, and what people are told.
 var names = []mutation{
 	{
+		name: "help-differs", what: "--help says something else than the documentation",
+		file: "cmd/sluice/run.go", old: "limit of pipes for splicing; above it bytes are copied", new: "most pipes for splicing",
+		pkg: "test/e2e", test: "TestConfigurationIsDocumented",
+	},
+	{
 		name: "unready-answered", what: "the name of a headless Service leads to endpoints that are not ready",
 		file: "dns/catalog.go", old: "h := e.hosts[a]; h.Ready", new: "h := e.hosts[a]; true",
 		pkg: "dns", test: "TestSpecification",
