@@ -34,7 +34,7 @@ func dialFrom(t *testing.T, h *netns.Host, port int, to string) net.Conn {
 	t.Helper()
 	c, err := h.Dialer(&net.Dialer{
 		Timeout:   patience,
-		LocalAddr: &net.TCPAddr{IP: h.IPv4.AsSlice(), Port: port},
+		LocalAddr: &net.TCPAddr{IP: netns.Pick([]netip.Addr{h.IPv4, h.IPv6}, netip.MustParseAddrPort(to).Addr()).AsSlice(), Port: port},
 		Control: func(_, _ string, c syscall.RawConn) error {
 			var err error
 			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })

@@ -40,6 +40,18 @@ func (p *ports) next() uint16 {
 // random returns any port that a flow may have.
 func (p *ports) random() uint16 { return uint16(p.first + rand.IntN(p.count)) }
 
+// tableHides reports whether the kernel's table can choose addresses and ports of the node for hidden
+// clients: it does not know which ports the administrator keeps.
+func tableHides() bool {
+	keep := sys.ReservedPorts()
+	for port := bpf.FirstPort; port <= bpf.LastPort; port++ {
+		if keep.Has(uint16(port)) {
+			return false
+		}
+	}
+	return sys.KernelAtLeast(6, 7) // bpf_fib_lookup finds source addresses
+}
+
 // reserved reports whether replies to a client's port would be steered to this node.
 func (p *ports) reserved(port uint16) bool {
 	return p.replies[1] != 0 && port >= p.replies[0] && port <= p.replies[1]

@@ -134,7 +134,7 @@ func TestNoClientTakesAllPorts(t *testing.T) {
 			}
 			lab := netns.NewLab(t, 2)
 			lab.Backends[0].EchoUDP(t, 8080)
-			n := newNode(t, lab, func(o *Options) { o.MaxFlows = max(o.MaxFlows, 2*ports) })
+			n := newNode(t, lab, func(o *Options) { o.MaxFlows, o.ask = max(o.MaxFlows, 2*ports), true })
 			n.forgetsSoon()
 			n.config.MasqueradeAll = true
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
@@ -177,7 +177,7 @@ func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
 	const ports = 4
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)
-	n := newNode(t, lab, nil)
+	n := newNode(t, lab, func(o *Options) { o.ask = true })
 	n.forgetsSoon()
 	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))

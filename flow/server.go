@@ -228,6 +228,10 @@ func (s *Server) load() (err error) {
 	c.MostFlows, c.LeastSpare = uint32(o.MaxFlows/serviceShare), uint32(o.MaxFlows/spareShare)
 	s.boundHandshakes(s.judges.judged())
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
+	c.Hides = 0
+	if tableHides() {
+		c.Hides = 1
+	}
 	return nil
 }
 

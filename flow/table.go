@@ -41,59 +41,61 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 	return 0, false
 }
 
-// uniform is what the table has of a destination.
-type uniform struct {
-	candidates []service.Endpoint
-	first      uint32 // the turn of the first connection
-	options    bpf.KernelDeciding
-}
-
-// uniformOf returns what policy answers to all clients of a destination, if BPF can go by
-// that alone.
-func uniformOf(table *policy.Table, at service.Destination) (u uniform, ok bool) {
-	v, ok := table.Uniform(at)
-	if !ok {
-		return u, false
+// decide has the kernel decide about a destination by itself. It finds or makes the lists of candidates
+// among lists.
+func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list) error {
+	first, turn, err := p.listOf(s, st, u.Candidates, lists)
+	if err != nil {
+		return err
 	}
-	u.candidates = v.Candidates
-	if v.PodsOnly {
-		u.options = bpf.KernelDecidingDECIDE_PODS
+	pods, podsTurn, err := p.listOf(s, st, u.ForPods, lists)
+	if err != nil {
+		return err
 	}
-	if v.OutsideOnly {
-		u.options = bpf.KernelDecidingDECIDE_OUTSIDE
+	served.List, served.Count = first.number, uint32(len(first.places))
+	served.PodsList, served.PodsCount = pods.number, uint32(len(pods.places))
+	if served.Options, served.Turn = how, turn; served.Count == 0 {
+		served.Turn = podsTurn
 	}
-	return u, true
-}
-
-// decide has the kernel decide about a destination by itself. It finds or makes the list
-// of the candidates among lists.
-func (p *Path) decide(s *portService, u uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list) error {
-	places := make([]bpf.KernelPlace, len(u.candidates))
-	for i := range u.candidates {
-		addr := u.candidates[i].Addr
-		places[i] = bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
+	if u.HidesPods {
+		served.Options |= bpf.KernelDecidingHIDE_PODS
 	}
-	window := s.balancer.AffinityWindow()
-	same := func(l list) bool { return l.found == (window > 0) && slices.Equal(l.places, places) }
-	at := slices.IndexFunc(*lists, same)
-	if at < 0 {
-		if old := slices.IndexFunc(s.lists, same); old >= 0 {
-			*lists = append(*lists, s.lists[old])
-		} else {
-			l, err := p.server.newList(places, window > 0)
-			if err != nil {
-				return err
-			}
-			*lists = append(*lists, l)
-		}
-		at = len(*lists) - 1
+	if u.HidesOthers {
+		served.Options |= bpf.KernelDecidingHIDE_OTHERS
 	}
-	served.List, served.Count = (*lists)[at].number, uint32(len(places))
-	served.Options, served.Turn = u.options|how, u.first
-	if window > 0 {
+	if window := s.balancer.AffinityWindow(); window > 0 {
 		served.Group, served.Window = p.server.groupOf(s.name), uint64(window)
 	}
 	return nil
+}
+
+// listOf finds or makes the list of some candidates among lists. It returns the turn of the first
+// connection, too. There is no list of none.
+func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, lists *[]list) (l list, turn uint32, err error) {
+	if len(candidates) == 0 {
+		return l, 0, nil
+	}
+	candidates, turn = s.balancer.Turns(candidates)
+	places := make([]bpf.KernelPlace, len(candidates))
+	for i := range candidates {
+		addr := candidates[i].Addr
+		places[i] = bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
+		if st.host.Has(addr.Addr()) {
+			places[i].Own = 1
+		}
+	}
+	window := s.balancer.AffinityWindow()
+	same := func(l list) bool { return l.found == (window > 0) && slices.Equal(l.places, places) }
+	if at := slices.IndexFunc(*lists, same); at >= 0 {
+		return (*lists)[at], turn, nil
+	}
+	if old := slices.IndexFunc(s.lists, same); old >= 0 {
+		l = s.lists[old]
+	} else if l, err = p.server.newList(places, window > 0); err != nil {
+		return l, 0, err
+	}
+	*lists = append(*lists, l)
+	return l, turn, nil
 }
 
 // newList puts a list into the kernel's map.
@@ -182,9 +184,8 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 				w.sets = append(w.sets, served.Sources)
 			}
 		}
-		if u, ok := uniformOf(st.table, d); ok && decides && admits {
-			u.candidates, u.first = s.balancer.Turns(u.candidates)
-			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
+		if u, ok := st.table.Uniform(d); ok && decides && admits {
+			if err := p.decide(s, st, &u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
 			}
 		}
@@ -220,7 +221,7 @@ func (p *Path) steer(s *portService, wanted steering) {
 		if ok && sameDecision(had, served) {
 			continue
 		}
-		if !ok && served.Count > 0 && m.Lookup(&d, &had) == nil && had.Count == served.Count {
+		if !ok && served.Count+served.PodsCount > 0 && m.Lookup(&d, &had) == nil && had.Count == served.Count {
 			served.Turn = had.Turn // of the process before
 		}
 		if err := m.Put(&d, &served); err != nil {
@@ -269,7 +270,7 @@ func (p *Path) purge() {
 		if bpf.ProtocolOf(d.Protocol) == p.protocol && !wanted[d] {
 			gone = append(gone, d)
 		} else {
-			used[served.List], sets[served.Sources] = true, true
+			used[served.List], used[served.PodsList], sets[served.Sources] = true, true, true
 		}
 	}
 	for i := range gone {

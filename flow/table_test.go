@@ -89,13 +89,15 @@ func TestWhoDecides(t *testing.T) {
 	// A3.8: of clients that are no pods, the endpoint sees the node's address.
 	n.config.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16")}
 	n.apply(svc(vip4, nil, b1, b2))
-	n.expectDecided("the client is no pod", 0, 2, func() { n.ask(2) })
+	n.expectDecided("the client is no pod", 2, 0, func() { n.ask(2) })
 	n.config.ClusterCIDRs = nil // A3.7
 	n.apply(svc(vip4, nil, b1, b2))
 	n.expectDecided("pods are unknown", 2, 0, func() { n.ask(2) })
 	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, b1, b2))
-	n.expectDecided("all clients are hidden", 0, 2, func() { n.ask(2) })
+	n.expectDecided("all clients are hidden", 2, 0, func() { n.ask(2) })
+	n.server.kernel.Control.Hides = 0
+	n.expectDecided("the kernel does not tell the node's address", 0, 2, func() { n.ask(2) })
 }
 
 // An endpoint that fails makes userspace decide, which knows when to try it again.
@@ -196,7 +198,7 @@ func TestClientsOnReplyPorts(t *testing.T) {
 
 // Hosts of one link would answer each other without this node, so that the endpoint must see
 // the node's address.
-func TestSameLinkIsAsked(t *testing.T) {
+func TestSameLinkIsHidden(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].WitnessTCP(t, 8080)
 	all := netip.MustParsePrefix("10.0.0.0/8")
@@ -213,7 +215,7 @@ func TestSameLinkIsAsked(t *testing.T) {
 		table, asked uint64
 		sees         netip.Addr
 	}{
-		{[]hostnet.Link{{Range: all, Number: 7}}, 0, 1, netip.MustParseAddr("10.2.1.1")},
+		{[]hostnet.Link{{Range: all, Number: 7}}, 1, 0, netip.MustParseAddr("10.2.1.1")},
 		{[]hostnet.Link{{Range: all, Number: 7}, {Range: client, Number: 0}}, 1, 0, lab.Client.IPv4},
 		{nil, 1, 0, lab.Client.IPv4},
 	} {

@@ -7,35 +7,36 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Uniform is a verdict that holds for all clients of a destination alike that SourceRanges admits,
-// other than this node's own. It accepts connections, and endpoints see the client's address. Exceptions: a client that is the
-// endpoint, or has the destination as its address (A3.8).
+// Uniform is what holds for all clients of a destination alike that SourceRanges admits, other than this
+// node's own. It accepts connections. Exceptions: a client that is the endpoint, which sees the node's
+// address, or has the destination as its address (A3.8).
 type Uniform struct {
-	Port       *service.Port
-	Candidates []service.Endpoint
-	// PodsOnly restricts it to the clients in Pods; of others, endpoints see the node's
-	// address (A3.8). OutsideOnly restricts it to all others; Pods reach endpoints on other
-	// nodes, too (A3.6).
-	PodsOnly, OutsideOnly bool
+	Port *service.Port
+	// Candidates are those of clients that are no Pods; where they are none, Resolve drops such a client
+	// (A3.5). ForPods are those of Pods, which reach endpoints on other nodes, too (A3.6).
+	Candidates, ForPods []service.Endpoint
+	// HidesPods says that endpoints see the node's address instead of a Pod's, HidesOthers the same of all
+	// other clients (A3.8).
+	HidesPods, HidesOthers bool
 }
 
-// Uniform returns what Resolve answers to clients of a destination, or false: no client is accepted,
-// or clients' addresses are hidden (A3.8).
+// Uniform returns what Resolve answers to clients of a destination, or false: no client is accepted.
 func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 	d := t.find(at)
-	if d == nil || !d.is(usable) || len(d.candidates) == 0 {
+	if d == nil || !d.is(usable) {
 		return u, false
 	}
-	internal := d.kind == service.ClusterIP
-	if internal && t.node.masqueradeAll || !internal && !d.is(local) {
-		return u, false
+	family := service.FamilyOf(at.Addr)
+	u = Uniform{Port: t.snap.Ports[d.id], Candidates: d.candidates, ForPods: d.candidates}
+	switch {
+	case d.kind == service.ClusterIP:
+		u.HidesPods, u.HidesOthers = t.node.masqueradeAll, t.node.masqueradeAll || t.node.podsKnown[family]
+	case d.is(local):
+		u.ForPods = t.port(d.id).families[family].cluster
+	default:
+		u.HidesPods, u.HidesOthers = true, true
 	}
-	return Uniform{
-		Port:        t.snap.Ports[d.id],
-		Candidates:  d.candidates,
-		PodsOnly:    internal && t.node.podsKnown[service.FamilyOf(at.Addr)],
-		OutsideOnly: !internal,
-	}, true
+	return u, len(u.Candidates)+len(u.ForPods) > 0
 }
 
 // SourceRanges returns the ranges of clients that a destination admits (A3.10, A3.11), sorted and not

@@ -15,7 +15,7 @@ import (
 
 // TestUniformIsWhatResolveSays: in random clusters, what Uniform says of a destination is
 // what each client gets from Resolve: the same candidates (A3.2, A3.6), and whether the endpoint
-// sees its address (A3.7 to A3.9). Nothing else is uniform that could be.
+// sees its address (A3.7 to A3.9). Nothing else is accepted.
 func TestUniformIsWhatResolveSays(t *testing.T) {
 	const questions = 400
 	seen := map[string]int{}
@@ -45,25 +45,35 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			} else if v.Rule == policy.RuleSourceRanges && client.Is4() == at.Addr.Is4() {
 				t.Fatalf("seed %d: %s from %s to %s, which has no source ranges, %+v", seed, protocol, client, to, v)
 			}
-			if ok && u.OutsideOnly && (isPod || client == to.Addr()) { // the kernel asks about them
-				seen["a pod, from outside"]++
+			if client == to.Addr() { // the kernel asks about them
+				seen["a client with the destination's address"]++
 				continue
 			}
 			if !ok {
 				seen["not uniform"]++
-				if v.Action == policy.Accept && v.Source == policy.SourceClient && (v.Kind == service.ClusterIP || !isPod) {
+				if v.Action == policy.Accept {
 					t.Fatalf("seed %d: %s to %s is not uniform, but %s is accepted: %+v", seed, protocol, to, client, v)
 				}
 				continue
 			}
-			if v.Action != policy.Accept || v.Port != u.Port || !reflect.DeepEqual(v.Candidates, u.Candidates) {
+			candidates, hides := u.Candidates, u.HidesOthers
+			if isPod {
+				candidates, hides = u.ForPods, u.HidesPods
+			}
+			if len(candidates) == 0 && v.Rule == policy.RuleNoLocalEndpoints {
+				seen["no local endpoints"]++
+				continue
+			}
+			if v.Action != policy.Accept || v.Port != u.Port || !reflect.DeepEqual(v.Candidates, candidates) {
 				t.Fatalf("seed %d: %s from %s to %s\ngot  %+v\nwant %+v", seed, protocol, client, to, u, v)
 			}
-			seen[v.Kind.String()]++
-			for _, e := range u.Candidates {
-				want := policy.SourceNode
-				if (!u.PodsOnly || isPod) && client != e.Addr.Addr() && client != to.Addr() && !client.IsLoopback() {
-					want = policy.SourceClient
+			if seen[v.Kind.String()]++; isPod && len(u.Candidates) < len(u.ForPods) {
+				seen["a pod reaches more"]++
+			}
+			for _, e := range candidates {
+				want := policy.SourceClient
+				if hides || client == e.Addr.Addr() {
+					want = policy.SourceNode
 				}
 				if got := v.SourceFor(client, e.Addr.Addr()); got != want {
 					t.Fatalf("seed %d: %s from %s to %s: endpoint %s sees the %s, Uniform says the %s", seed, protocol, client, to, e.Addr, got, want)
@@ -72,7 +82,7 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"not uniform", "a pod, from outside", "A3.10, admitted: true", "A3.10, admitted: false", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
+	for _, what := range []string{"not uniform", "no local endpoints", "a pod reaches more", "A3.10, admitted: true", "A3.10, admitted: false", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
 		if seen[what] == 0 {
 			t.Errorf("no case is %q", what)
 		}

@@ -171,9 +171,11 @@ static __always_inline int refuse(const struct packet *p, __u32 before)
 	return TCX_DROP;
 }
 
-// begin handles a packet of no flow, or one that begins a new connection with the
-// tuple of a flow.
-GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
+#define HIDE 100 // no verdict of tcx
+
+// consider is begin, but for the tuples of a hidden client's flow: then it returns HIDE, and p->begun
+// names the flow. asks says that the table has no more to say.
+GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int asks)
 {
 	if (!p)
 		return TCX_NEXT;
@@ -185,7 +187,7 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	int own = is_from_node(skb); // userspace decides
 	if (first && !own && !is_admitted(p, s))
 		return refuse(p, before);
-	if (first && !own && s->list) {
+	if (first && !own && !asks && (s->list || s->pods_list)) {
 		__u32 index = decide(skb, p, s, before);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
@@ -194,6 +196,10 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 				index = flow_in(found);
 		}
 		struct flow *f = index ? flow_of(index) : NULL;
+		if (f && (f->options & OPTION_MASQUERADE) && !f->node_port) {
+			p->begun = index;
+			return HIDE;
+		}
 		if (f)
 			return to_endpoint(skb, p, f, index);
 	}
@@ -208,6 +214,26 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 	if (relay < 0)
 		note_relayed(p);
 	return leave_to_relay(p, before);
+}
+
+// go_on handles a packet that has begun a hidden client's flow.
+GLOBAL int go_on(struct __sk_buff *skb, struct packet *p)
+{
+	struct flow *f = p ? flow_of(p->begun) : NULL;
+	if (!f)
+		return TCX_DROP;
+	begun(skb, p, f, p->begun);
+	return to_endpoint(skb, p, f, p->begun);
+}
+
+// begin handles a packet of no flow, or one that begins a new connection with the
+// tuple of a flow. The tuples of hidden clients' flows are entered here as there is more stack.
+static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
+{
+	int verdict = consider(skb, p, before, 0);
+	if (verdict != HIDE)
+		return verdict;
+	return hide(skb, p->begun) ? consider(skb, p, before, 1) : go_on(skb, p);
 }
 
 // forward gives a packet what it gets at both hooks, and sends it by the shortcut.

@@ -35,8 +35,8 @@ static __always_inline int take_over(const struct tuple *t, __u32 flow, enum rol
 }
 
 // insert enters the tuples of a flow. The way back comes first: once packets pass in one
-// direction, they pass in both.
-GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index)
+// direction, they pass in both. new says that no flow may have the client's tuple.
+GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index, int new)
 {
 	struct tuple t;
 	if (!f)
@@ -61,7 +61,7 @@ GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index)
 			exchange(&t, old, 0);
 	}
 	set_tuple(&t, f, TO_ENDPOINT);
-	if (!take_over(&t, index, TO_ENDPOINT))
+	if (!(new ? put(&t, index, TO_ENDPOINT) : take_over(&t, index, TO_ENDPOINT)))
 		return 0;
 undo:
 	for (enum role role = MASQUERADE; role <= TO_CLIENT; role++) {
@@ -83,7 +83,7 @@ static __always_inline int injected(struct __sk_buff *skb)
 		if (!f || f->ifindex != skb->ifindex || !f->inject)
 			return -1;
 		__sync_fetch_and_add(&f->inject, -1);
-		if (f->state == ASKING && insert(skb, f, index)) {
+		if (f->state == ASKING && insert(skb, f, index, 0)) {
 			count(COUNT_COLLISIONS);
 			__sync_fetch_and_or(&f->seen, COLLIDED);
 			return TCX_DROP; // the sender gets ENOBUFS

@@ -50,7 +50,7 @@ type KernelControl struct {
 	ShortcutsUntil  uint64
 	NodeUntil       uint64
 	NodeDevice      uint32
-	Zero            uint32
+	Hides           uint32
 	DecidesUntil    uint64
 }
 
@@ -82,10 +82,10 @@ const (
 type KernelDeciding uint32
 
 const (
-	KernelDecidingDECIDE_RANDOM  KernelDeciding = 1
-	KernelDecidingDECIDE_PODS    KernelDeciding = 2
-	KernelDecidingDECIDE_OUTSIDE KernelDeciding = 4
-	KernelDecidingASK_NODE       KernelDeciding = 64
+	KernelDecidingDECIDE_RANDOM KernelDeciding = 1
+	KernelDecidingHIDE_PODS     KernelDeciding = 2
+	KernelDecidingHIDE_OTHERS   KernelDeciding = 4
+	KernelDecidingASK_NODE      KernelDeciding = 64
 )
 
 type KernelDestination struct {
@@ -225,7 +225,7 @@ type KernelPlace struct {
 	_    structs.HostLayout
 	Addr KernelAddress
 	Port uint16
-	Zero uint16
+	Own  uint16
 }
 
 type KernelPowers struct {
@@ -283,16 +283,18 @@ const (
 )
 
 type KernelServed struct {
-	_       structs.HostLayout
-	Service uint32
-	List    uint32
-	Count   uint32
-	Turn    uint32
-	Options KernelDeciding
-	Sources KernelSet
-	Group   KernelSet
-	_       [4]byte
-	Window  uint64
+	_         structs.HostLayout
+	Service   uint32
+	List      uint32
+	Count     uint32
+	PodsList  uint32
+	PodsCount uint32
+	Turn      uint32
+	Options   KernelDeciding
+	Sources   KernelSet
+	Group     KernelSet
+	_         [4]byte
+	Window    uint64
 }
 
 type KernelSet struct {

@@ -145,15 +145,15 @@ struct destination {
 // Options of a destination.
 enum deciding {
 	DECIDE_RANDOM = 1, // else round-robin
-	DECIDE_PODS = 2,   // only for pods: of other clients, the endpoint sees the node's address
-	DECIDE_OUTSIDE = 4, // only for clients that are no pods: those reach other endpoints, too
+	HIDE_PODS = 2,     // endpoints see the node's address instead of a pod's
+	HIDE_OTHERS = 4,   // the same, of all other clients
 	ASK_NODE = 64, // userspace decides about the node's own clients; else the relay serves them
 };
 
 struct served {
 	__u32 service; // index of loads
-	__u32 list;    // of places, whose slots are 0 to count - 1; 0: userspace decides
-	__u32 count;
+	__u32 list, count; // of places, whose slots are 0 to count - 1; 0: userspace decides
+	__u32 pods_list, pods_count; // the same, for pods
 	__u32 turn;    // of round-robin
 	enum deciding options;
 	struct set sources; // clients that are not in it get no answer; 0: all do
@@ -171,7 +171,7 @@ struct slot {
 struct place {
 	struct address addr;
 	__be16 port;
-	__u16 zero;
+	__u16 own; // 1: at an address of this node, which hides nobody
 };
 
 // client is a key of clients.
@@ -243,7 +243,7 @@ struct control {
 	__u64 shortcuts_until; // until then, packets may take shortcuts
 	__u64 node_until; // until then, new connections of the node's own clients may become flows (node.h)
 	__u32 node_device; // the interface of those; 0: none
-	__u32 zero;
+	__u32 hides; // 1: the table chooses the node's address and port for hidden clients
 	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 

@@ -160,7 +160,7 @@ func (x *tested) load(t testing.TB) {
 		x.Control.DecidesUntil = 0
 	}
 	x.Control.MostUndecided, x.Control.MostUnconfirmed = uint32(x.m.mostUndecided), uint32(x.m.mostUnconfirmed)
-	x.Control.Magic = 0xabc00000
+	x.Control.Magic, x.Control.Hides = 0xabc00000, 1
 }
 
 // store writes a flow as userspace does.

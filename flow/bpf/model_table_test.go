@@ -11,9 +11,10 @@ import (
 // modelTable is what the table in BPF knows about a destination.
 type modelTable struct {
 	endpoints   []netip.AddrPort
+	forPods     []netip.AddrPort
 	turn        uint32
-	podsOnly    bool
-	outsideOnly bool
+	hidesPods   bool
+	hidesOthers bool
 	random      bool // of one endpoint, so that the model knows which
 	affinity    bool
 	pins        map[netip.Addr]modelPin // of affinity
@@ -27,13 +28,13 @@ type modelPin struct {
 }
 
 // remembered returns the endpoint that session affinity gives a client.
-func (m *model) remembered(t *modelTable, client netip.Addr) netip.AddrPort {
-	if pin, ok := t.pins[client]; ok && !pin.expired && slices.Contains(t.endpoints, pin.endpoint) {
+func (m *model) remembered(t *modelTable, endpoints []netip.AddrPort, client netip.Addr) netip.AddrPort {
+	if pin, ok := t.pins[client]; ok && !pin.expired && slices.Contains(endpoints, pin.endpoint) {
 		return pin.endpoint // A5.3
 	}
 	k := KernelTuple{Src: AddressOf(client)}
 	copy(k.Dst.Word[:], t.group.Half[:])
-	return t.endpoints[m.hash(&k)>>32*uint64(len(t.endpoints))>>32]
+	return endpoints[m.hash(&k)>>32*uint64(len(endpoints))>>32]
 }
 
 // modelOrigin is what policy has to know about the clients of a range.
@@ -59,6 +60,10 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	l := m.loads[service]
 	client, vip := p.tuple.src, p.tuple.dst
 	from := m.origin(client.Addr())
+	endpoints, hides := t.endpoints, t.hidesOthers
+	if from.pod {
+		endpoints, hides = t.forPods, t.hidesPods
+	}
 	middle := client
 	if m.isReply(client.Port()) {
 		middle = netip.AddrPortFrom(client.Addr(), FirstPort+client.Port()%(LastPort-FirstPort+1))
@@ -67,19 +72,18 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	case m.stale, l.distrusted && m.alive, // an endpoint has just failed
 		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && (m.relayed[p.tuple] || m.alive && m.sessions[p.tuple]), m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
-		t.podsOnly && !from.pod,   // A3.8
-		t.outsideOnly && from.pod, // A3.6
-		len(t.endpoints) == 0, client.Addr() == vip.Addr():
+		len(endpoints) == 0, client.Addr() == vip.Addr():
 		return nil
 	}
-	endpoint := t.endpoints[t.turn%uint32(len(t.endpoints))]
+	endpoint := endpoints[t.turn%uint32(len(endpoints))]
 	switch {
 	case t.affinity:
-		endpoint = m.remembered(t, client.Addr())
+		endpoint = m.remembered(t, endpoints, client.Addr())
 	case !t.random:
 		t.turn++
 	}
-	if endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || !m.vacate(before) || len(m.spare) == 0 {
+	// Of hidden clients, userspace is asked: there is no route by which BPF would find the node's address.
+	if hides || endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || !m.vacate(before) || len(m.spare) == 0 {
 		return nil
 	}
 	index := m.spare[0]
@@ -123,7 +127,7 @@ func (m *model) vacate(index int) bool {
 	if index == 0 {
 		return true
 	}
-	if f.state != KernelStateCLOSED || f.masquerade {
+	if f.state != KernelStateCLOSED {
 		return false
 	}
 	for tuple := range f.entries() {
@@ -170,7 +174,7 @@ func (g *generator) tables(spare int) {
 		if f.state == KernelStateFREE || f.protocol == sctp || g.one(3) { // userspace decides about SCTP
 			continue
 		}
-		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), podsOnly: g.one(4), outsideOnly: g.one(4)}
+		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), hidesPods: g.one(4), hidesOthers: g.one(4)}
 		for range g.IntN(4) {
 			e := g.addrPort(f.vip.Addr().Is6())
 			if other := &m.flows[1+g.IntN(len(m.flows)-1)]; other.state != KernelStateFREE && other.vip.Addr().Is6() == e.Addr().Is6() {
@@ -178,6 +182,7 @@ func (g *generator) tables(spare int) {
 			}
 			t.endpoints = append(t.endpoints, e)
 		}
+		t.forPods = t.endpoints[:g.IntN(len(t.endpoints)+1)]
 		if len(t.endpoints) == 1 && g.one(2) {
 			t.random, t.turn = true, 0
 		}
@@ -247,11 +252,11 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 	}
 	x.list++
 	s.List, s.Count, s.Turn = x.list, uint32(len(t.endpoints)), t.turn
-	if t.podsOnly {
-		s.Options |= KernelDecidingDECIDE_PODS
+	if t.hidesPods {
+		s.Options |= KernelDecidingHIDE_PODS
 	}
-	if t.outsideOnly {
-		s.Options |= KernelDecidingDECIDE_OUTSIDE
+	if t.hidesOthers {
+		s.Options |= KernelDecidingHIDE_OTHERS
 	}
 	if t.random {
 		s.Options |= KernelDecidingDECIDE_RANDOM
@@ -269,15 +274,23 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 			x.clients = append(x.clients, k)
 		}
 	}
-	for i, e := range t.endpoints {
-		k := KernelSlot{List: s.List, Number: uint32(i)}
+	x.list++
+	s.PodsList, s.PodsCount = x.list, uint32(len(t.forPods))
+	x.putList(s.List, t, t.endpoints, check)
+	x.putList(s.PodsList, t, t.forPods, check)
+	return s
+}
+
+// putList puts a list of endpoints into the kernel.
+func (x *tested) putList(list uint32, t *modelTable, endpoints []netip.AddrPort, check func(error)) {
+	for i, e := range endpoints {
+		k := KernelSlot{List: list, Number: uint32(i)}
 		check(x.Maps.Places.Put(k, KernelPlace{Addr: AddressOf(e.Addr()), Port: Wire(e.Port())}))
 		x.slots = append(x.slots, k)
 		if t.affinity {
-			k := KernelMember{List: s.List, Port: Wire(e.Port()), Addr: AddressOf(e.Addr())}
+			k := KernelMember{List: list, Port: Wire(e.Port()), Addr: AddressOf(e.Addr())}
 			check(x.Maps.Members.Put(k, uint32(i)))
 			x.members = append(x.members, k)
 		}
 	}
-	return s
 }

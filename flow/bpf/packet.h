@@ -61,6 +61,7 @@ struct packet {
 	__u16 check;    // of the IPv4 header
 	__u8 ttl;       // IPv6: hop limit
 	__u8 tos;       // IPv6: traffic class
+	__u32 begun;    // the flow that it has begun, in consider
 };
 
 struct fragment_header {

@@ -8,9 +8,11 @@
 #include <bpf/bpf_helpers.h>
 
 #include "index.h"
+#include "inject.h"
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
+#include "shortcut.h"
 #include "translate.h"
 #include "upcall.h"
 
@@ -71,7 +73,7 @@ static __always_inline int same_link(const struct origin *client, const struct a
 
 // remembered returns the number of the endpoint that session affinity gives a client. One that is not
 // remembered gets the same endpoint each time, until userspace remembers it.
-GLOBAL int remembered(const struct packet *p, const struct served *s)
+GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list, __u32 count)
 {
 	if (!p || !s)
 		return -1;
@@ -79,7 +81,7 @@ GLOBAL int remembered(const struct packet *p, const struct served *s)
 	struct client client = {.group = s->group, .addr = p->tuple.src};
 	struct pin *pin = bpf_map_lookup_elem(&clients, &client);
 	if (pin && (__s64)(now - pin->used) < (__s64)s->window) { // A5.2
-		struct member member = {.list = s->list, .port = pin->port, .addr = pin->addr};
+		struct member member = {.list = list, .port = pin->port, .addr = pin->addr};
 		__u32 *number = bpf_map_lookup_elem(&members, &member); // A5.3
 		if (number) {
 			pin->used = now;
@@ -87,29 +89,28 @@ GLOBAL int remembered(const struct packet *p, const struct served *s)
 		}
 	}
 	struct tuple t = {.src = p->tuple.src, .dst = {.word = {s->group.half[0], s->group.half[1]}}};
-	return (hash_of(&t) >> 32) * s->count >> 32;
+	return (hash_of(&t) >> 32) * count >> 32;
 }
 
-// choose returns an endpoint that serves a client without userspace, or NULL.
-static __always_inline struct place *choose(const struct packet *p, struct served *s)
+// choose returns an endpoint that serves a client without userspace, or NULL. It sets whether the
+// endpoint has to see the node's address: also if it is the client, or if its replies would not pass
+// this node.
+static __always_inline struct place *choose(const struct packet *p, struct served *s, int *hidden)
 {
 	struct origin *o = origin_of(&p->tuple.src);
-	if (s->options & (o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS))
+	int pod = o && o->pod;
+	__u32 count = pod ? s->pods_count : s->count;
+	struct slot slot = {.list = pod ? s->pods_list : s->list};
+	if (!count || same_address(&p->tuple.src, &p->tuple.dst))
 		return NULL;
-	if (!s->count || same_address(&p->tuple.src, &p->tuple.dst))
-		return NULL;
-	struct slot slot = {.list = s->list};
 	if (s->window)
-		slot.number = remembered(p, s);
+		slot.number = remembered(p, s, slot.list, count);
 	else
-		slot.number = (s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1)) % s->count;
+		slot.number = (s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1)) % count;
 	struct place *e = bpf_map_lookup_elem(&places, &slot);
 	if (!e)
 		return NULL;
-	// The endpoint has to see the node's address: it is the client, or its replies
-	// would not pass this node.
-	if (same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr))
-		return NULL;
+	*hidden = !e->own && ((s->options & (pod ? HIDE_PODS : HIDE_OTHERS)) || same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr));
 	return e;
 }
 
@@ -159,20 +160,56 @@ static __always_inline int enter(const struct packet *p, const struct flow *f, _
 	return -1;
 }
 
-// vacate takes the tuples from a closed connection, whose client uses its tuple for a new
-// one. It returns 0 if userspace has to: the connection is not closed, or has more tuples.
-static __always_inline int vacate(const struct packet *p, __u32 index)
+#define HIDE_TRIES 8
+
+// find_node finds the address by which the kernel would hide a client from an endpoint: Linux 6.7 tells.
+// It returns -1 if userspace has to.
+GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct place *e, struct address *node)
 {
+	if (!p || !e || !node)
+		return -1;
+	struct bpf_fib_lookup fib = {
+		.family = p->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4,
+		.l4_protocol = p->tuple.protocol,
+		.sport = p->tuple.sport,
+		.dport = e->port,
+		.ifindex = skb->ifindex,
+	};
+	if (p->ipv6) {
+		__builtin_memcpy(fib.ipv6_src, &p->tuple.src, sizeof(p->tuple.src));
+		__builtin_memcpy(fib.ipv6_dst, &e->addr, sizeof(e->addr));
+	} else {
+		fib.ipv4_src = p->tuple.src.word[3];
+		fib.ipv4_dst = e->addr.word[3];
+	}
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_SKIP_NEIGH | BPF_FIB_LOOKUP_SRC))
+		return -1;
+	*node = e->addr;
+	if (p->ipv6)
+		__builtin_memcpy(node, fib.ipv6_src, sizeof(*node));
+	else
+		node->word[3] = fib.ipv4_src;
+	return 0;
+}
+
+// vacate takes the tuples from a closed connection, whose client uses its tuple for a new
+// one. It returns 0 if userspace has to: the connection is not closed.
+GLOBAL int vacate(const struct packet *p, __u32 index)
+{
+	struct tuple t;
 	struct flow *f = flow_of(index);
-	if (!f || (f->options & OPTION_MASQUERADE))
-		return 0;
-	struct tuple back;
-	set_tuple(&back, f, TO_CLIENT);
 	// The exchange is a barrier: the tuples are those of the closed connection.
-	if (__sync_val_compare_and_swap(&f->state, CLOSED, CLOSED) != CLOSED)
+	if (!p || !f || __sync_val_compare_and_swap(&f->state, CLOSED, CLOSED) != CLOSED)
 		return 0;
 	exchange(&p->tuple, reference(index, TO_ENDPOINT), 0);
-	exchange(&back, reference(index, TO_CLIENT), 0);
+	set_tuple(&t, f, TO_CLIENT);
+	exchange(&t, reference(index, TO_CLIENT), 0);
+	if (f->options & OPTION_MASQUERADE) {
+		set_tuple(&t, f, UNMASQUERADE);
+		exchange(&t, reference(index, UNMASQUERADE), 0);
+		set_tuple(&t, f, MASQUERADE);
+		exchange(&t, reference(index, MASQUERADE), 0);
+	}
 	__sync_val_compare_and_swap(&f->state, CLOSED, VACATED);
 	return 1;
 }
@@ -197,8 +234,53 @@ static __always_inline void begin_flow(struct __sk_buff *skb, const struct packe
 	f->way[0].end = f->way[1].acked = p->sequence + 1;
 }
 
+// unused gives back the index of a flow that has not begun.
+static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	f->state = FREE;
+	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+}
+
+#define HIDE_TRIES 8
+
+// hide enters the tuples of a flow whose client is hidden, by a port of the node that is free towards
+// the endpoint. It returns -1 if it finds none: userspace has to be asked.
+GLOBAL int hide(struct __sk_buff *skb, __u32 index)
+{
+	struct control *c = control();
+	struct flow *f = flow_of(index);
+	if (!f || !c)
+		return -1;
+	for (int i = 0; i < HIDE_TRIES; i++) {
+		__u32 port = FIRST_PORT + bpf_get_prandom_u32() % (LAST_PORT - FIRST_PORT + 1);
+		if (is_reply_port(c, port))
+			continue;
+		f->node_port = bpf_htons(port);
+		if (!insert(skb, f, index, 1))
+			return 0;
+	}
+	unused(skb, f, index);
+	return -1;
+}
+
+// begun counts a flow that the table has decided about, and tells userspace of it.
+static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	struct control *c = control();
+	struct load *l = load_of(f->service);
+	if (!c || !l)
+		return;
+	__sync_fetch_and_add(&l->opened, 1);
+	if (f->protocol == IPPROTO_TCP)
+		__sync_fetch_and_add(&l->begun, 1);
+	if (is_single(skb, p) && skb->len <= LARGE ? hand_up(&notices, skb, index, f->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP)
+						   : tell(&notices, skb, f, index, EVENT_BEGUN, 0, BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&c->untold, 1);
+	count(COUNT_DECIDED);
+}
+
 // decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
-// 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0.
+// 0 if userspace has to be asked. If the flow's client is hidden, its tuples are still to be entered (hide). before is the flow that had the packet's tuple, or 0.
 static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before)
 {
 	struct control *c = control();
@@ -209,8 +291,14 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	__u16 middle = middle_port(p, c);
 	if (is_reply_port(c, middle) || !is_open(skb, p, c, l, now))
 		return 0;
-	struct place *e = choose(p, s);
-	if (!e || (before && !vacate(p, before)))
+	int hidden = 0;
+	struct place *e = choose(p, s, &hidden);
+	if (!e)
+		return 0;
+	struct address node = {};
+	if (hidden && (!c->hides || find_node(skb, p, e, &node)))
+		return 0;
+	if (before && !vacate(p, before))
 		return 0;
 	__u32 index = take(c);
 	struct flow *f = flow_of(index);
@@ -221,19 +309,17 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	f->endpoint = e->addr;
 	f->endpoint_port = e->port;
 	f->middle_port = bpf_htons(middle);
+	f->node = node;
+	if (hidden)
+		f->options |= OPTION_MASQUERADE;
 	__sync_fetch_and_or(&f->state, ASKING); // a barrier too
+	if (hidden)
+		return index;
 	if (enter(p, f, index, TO_ENDPOINT)) {
-		f->state = FREE;
-		tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+		unused(skb, f, index);
 		return 0;
 	}
-	__sync_fetch_and_add(&l->opened, 1);
-	if (f->protocol == IPPROTO_TCP)
-		__sync_fetch_and_add(&l->begun, 1);
-	if (is_single(skb, p) && skb->len <= LARGE ? hand_up(&notices, skb, index, s->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP)
-						   : tell(&notices, skb, f, index, EVENT_BEGUN, 0, BPF_RB_NO_WAKEUP))
-		__sync_fetch_and_add(&c->untold, 1);
-	count(COUNT_DECIDED);
+	begun(skb, p, f, index);
 	return index;
 }
 

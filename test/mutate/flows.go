@@ -39,12 +39,22 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-outside-unhidden", what: "the table shows clients from outside whose address is to be hidden",
-		file: "policy/uniform.go", old: "!internal && !d.is(local)", new: "!internal",
+		file: "policy/uniform.go", old: "u.HidesPods, u.HidesOthers = true, true", new: "",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",
 	},
 	{
 		name: "flow-pods-as-outside", what: "the table sends a pod to the endpoints of clients from outside",
-		file: "flow/bpf/table.h", old: "o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS", new: "o && o->pod ? 0 : DECIDE_PODS",
+		file: "flow/bpf/table.h", old: "pod ? s->pods_list : s->list", new: "s->list",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-hidden-asked", what: "the process is asked about clients that are hidden",
+		file: "flow/bpf/table.h", old: "hidden && (!c->hides || ", new: "hidden && (1 || ",
+		pkg: "flow", test: "TestHiddenClientsAreTheTables",
+	},
+	{
+		name: "flow-hidden-left", what: "a closed connection of a hidden client keeps its port of the node",
+		file: "flow/bpf/table.h", old: "	if (f->options & OPTION_MASQUERADE) {\n		set_tuple(&t, f, UNMASQUERADE);", new: "	if (0) {\n		set_tuple(&t, f, UNMASQUERADE);",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
@@ -74,7 +84,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-affinity-random", what: "a client of session affinity that is not remembered yet gets any endpoint",
-		file: "flow/bpf/table.h", old: "(hash_of(&t) >> 32) * s->count >> 32", new: "bpf_get_prandom_u32() % s->count",
+		file: "flow/bpf/table.h", old: "(hash_of(&t) >> 32) * count >> 32", new: "bpf_get_prandom_u32() % count",
 		pkg: "test/e2e", test: "TestAbsentProcessRefusesNobody",
 	},
 	{
@@ -380,7 +390,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-vacates-half", what: "the way back of a connection stays when the table begins another one from the same port",
-		file: "flow/bpf/table.h", old: "	exchange(&back, reference(index, TO_CLIENT), 0);\n	__sync_val", new: "	__sync_val",
+		file: "flow/bpf/table.h", old: "	exchange(&t, reference(index, TO_CLIENT), 0);\n	if (f->", new: "	if (f->",
 		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
 	},
 	{
@@ -425,7 +435,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-any-client", what: "the table lets endpoints see the address of clients that are no pods",
-		file: "flow/bpf/table.h", old: "if (s->options & (o && o->pod ? DECIDE_OUTSIDE : DECIDE_PODS))", new: "if (0)",
+		file: "flow/bpf/table.h", old: "(pod ? HIDE_PODS : HIDE_OTHERS)", new: "0",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
@@ -525,7 +535,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
-		file: "policy/uniform.go", old: "internal && t.node.masqueradeAll", new: "false",
+		file: "policy/uniform.go", old: "t.node.masqueradeAll, t.node.masqueradeAll || ", new: "false, ",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",
 	},
 	{

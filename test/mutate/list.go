@@ -228,7 +228,7 @@ var promises = []mutation{
 	},
 	{
 		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
-		file: "flow/table.go", old: "u.options|how, u.first", new: "u.options|how, 0",
+		file: "flow/table.go", old: "= how, turn;", new: "= how, 0;",
 		pkg: "flow", test: "TestTableBeginsAtTheRank",
 	},
 
