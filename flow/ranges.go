@@ -3,7 +3,11 @@ package flow
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 )
 
@@ -79,6 +83,54 @@ func (r *ranges) remove(keys []bpf.KernelRange) {
 	for i := range keys {
 		_ = r.server.kernel.Maps.Ranges.Delete(&keys[i]) // some may be missing
 	}
+}
+
+// refusedInterval is how often refusals are told.
+const refusedInterval = time.Second
+
+// takeRefused returns what source ranges have refused since the last time, by client and destination as
+// far as there was room for that, and all packets.
+func (w *worker) takeRefused() (each map[bpf.KernelTuple]uint64, packets uint64) {
+	total := w.server.count(bpf.KernelCounterCOUNT_NOT_ADMITTED)
+	if packets = total - w.refused; packets == 0 {
+		return nil, 0
+	}
+	w.refused = total
+	m := w.kernel.Maps.Refused
+	keys, counts := make([]bpf.KernelTuple, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	each = make(map[bpf.KernelTuple]uint64)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookupAndDelete(&cursor, keys, counts, nil)
+		for i := range n {
+			each[keys[i]] = counts[i]
+		}
+		if err != nil { // the last ones, or the map cannot be read
+			return each, packets
+		}
+	}
+}
+
+// tellRefused tells what source ranges have refused since the last time.
+func (w *worker) tellRefused(now int64) {
+	if now-w.told < int64(refusedInterval) || w.server.options.NotAdmitted == nil {
+		return
+	}
+	w.told = now
+	each, packets := w.takeRefused()
+	if packets == 0 {
+		return
+	}
+	list := make([]conntrack.Refusal, 0, len(each))
+	for k, n := range each {
+		protocol := bpf.ProtocolOf(k.Protocol)
+		client, vip := k.Src.Addr(), bpf.PortOf(k.Dst, k.Dport)
+		v := w.server.paths[protocol].state.Load().table.Resolve(protocol, client, vip)
+		list = append(list, conntrack.Refusal{
+			Client: client, VIP: vip, Protocol: protocol, Kind: v.Kind, Port: v.Port, Reason: conntrack.NotAdmitted, Packets: n, Path: conntrack.Kernel,
+		})
+	}
+	w.server.options.NotAdmitted(list, packets)
 }
 
 // rangesOf returns what the kernel's map has of a set.

@@ -69,7 +69,10 @@ type Options struct {
 	WantsUDP func(*conntrack.Record) bool
 	// Dropped is told of each first packet that policy drops, on the Loop; nil: nobody is.
 	Dropped func(client netip.Addr, vip netip.AddrPort, protocol service.Protocol, v *policy.Verdict)
-	Logger  zerolog.Logger
+	// NotAdmitted is told each second, on the Loop, what source ranges have not admitted since the last
+	// time, and how many packets that are: more than are listed where the kernel had no room; nil: nobody is.
+	NotAdmitted func(list []conntrack.Refusal, packets uint64)
+	Logger      zerolog.Logger
 
 	// tests: instead of bpf.Open
 	open func(flows int, p *bpf.Pins) (*bpf.Kernel, error)
@@ -421,14 +424,20 @@ var counterNames = map[bpf.KernelCounter]string{
 func (s *Server) counted() map[string]uint64 {
 	counts := make(map[string]uint64, len(counterNames))
 	for which, name := range counterNames {
-		var each []uint64
-		if s.kernel.Maps.Counters.Lookup(&which, &each) == nil {
-			for _, n := range each {
-				counts[name] += n
-			}
-		}
+		counts[name] = s.count(which)
 	}
 	return counts
+}
+
+// count returns one of these counts.
+func (s *Server) count(which bpf.KernelCounter) (n uint64) {
+	var each []uint64
+	if s.kernel.Maps.Counters.Lookup(&which, &each) == nil {
+		for _, one := range each {
+			n += one
+		}
+	}
+	return n
 }
 
 // Stats returns the counts of this process; none before Start has succeeded. It is safe for concurrent use.

@@ -88,6 +88,8 @@ type worker struct {
 	began      int64               // when the worker did
 	left       int                 // flows of an earlier process that are not adopted yet
 	tried      uint64              // indices that a trial has taken
+	told       int64               // when refusals were told last
+	refused    uint64              // all of them until then, also of processes before
 }
 
 func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
@@ -153,6 +155,7 @@ func (w *worker) start() error {
 	w.loop.AtTick(w.endRound)
 	(*beater)(w).HandleTimer(nil)
 	w.began = w.loop.Now()
+	w.takeRefused() // what the process before has not told
 	w.HandleTimer(nil)
 	return nil
 }
@@ -201,6 +204,7 @@ func (w *worker) HandleTimer(*poll.Timer) {
 	w.expire(w.loop.Now())
 	w.unchallenge(w.loop.Now())
 	w.reclaim()
+	w.tellRefused(w.loop.Now())
 	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
 }
 

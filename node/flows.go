@@ -139,6 +139,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Counted:           p.before != nil,
 		WantsUDP:          logging.Wants,
 		Dropped:           p.refusals.dropped,
+		NotAdmitted:       p.refusals.notAdmitted,
 		Logger:            p.log,
 	})
 	if err != nil {

@@ -51,15 +51,31 @@ type refusals struct {
 // thread of the flows.
 func (r *refusals) dropped(client netip.Addr, vip netip.AddrPort, protocol service.Protocol, v *policy.Verdict) {
 	reason := refusalOf(v)
-	key := conntrack.Refusal{Client: client, VIP: vip, Protocol: protocol, Kind: v.Kind, Port: v.Port, Reason: reason, Path: conntrack.Kernel}
+	r.add(reason, 1, conntrack.Refusal{
+		Client: client, VIP: vip, Protocol: protocol, Kind: v.Kind, Port: v.Port, Reason: reason, Packets: 1, Path: conntrack.Kernel,
+	})
+}
+
+// notAdmitted counts first packets that the table of kernel flows dropped by source ranges. It is for
+// the thread of the flows.
+func (r *refusals) notAdmitted(list []conntrack.Refusal, packets uint64) {
+	r.add(conntrack.NotAdmitted, packets, list...)
+}
+
+// add counts packets, of which a list tells.
+func (r *refusals) add(reason conntrack.End, packets uint64, list ...conntrack.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.byFlow[slices.Index(refusalReasons[:], reason)]++
+	r.byFlow[slices.Index(refusalReasons[:], reason)] += packets
 	if r.flows == nil {
 		r.flows = make(map[conntrack.Refusal]uint64)
 	}
-	if _, known := r.flows[key]; known || len(r.flows) < redirect.MaxRefusals {
-		r.flows[key]++
+	for _, key := range list {
+		n := key.Packets
+		key.Packets = 0
+		if _, known := r.flows[key]; known || len(r.flows) < redirect.MaxRefusals {
+			r.flows[key] += n
+		}
 	}
 }
 

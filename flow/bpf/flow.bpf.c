@@ -160,14 +160,23 @@ static __always_inline int leave_to_relay(const struct packet *p, __u32 before)
 
 // refuse handles a packet of a client that source ranges do not admit. A session that the relay has
 // goes on (A8.3).
-static __always_inline int refuse(const struct packet *p, __u32 before)
+GLOBAL int refuse(const struct packet *p, __u32 before)
 {
 	struct control *c = control();
+	if (!p)
+		return TCX_DROP;
 	if (c && is_relayed(p, c, bpf_ktime_get_ns())) {
 		count(PASSED_RELAYED);
 		return leave_to_relay(p, before);
 	}
 	count(COUNT_NOT_ADMITTED);
+	struct tuple t = p->tuple;
+	t.sport = 0;
+	__u64 one = 1, *packets = bpf_map_lookup_elem(&refused, &t);
+	if (packets)
+		__sync_fetch_and_add(packets, 1);
+	else
+		bpf_map_update_elem(&refused, &t, &one, BPF_ANY);
 	return TCX_DROP;
 }
 

@@ -361,6 +361,7 @@ const (
 	KernelMapPlaces       = "places"
 	KernelMapPowers       = "powers"
 	KernelMapRanges       = "ranges"
+	KernelMapRefused      = "refused"
 	KernelMapRelayed      = "relayed"
 	KernelMapSessions     = "sessions"
 	KernelMapSpares       = "spares"
@@ -438,6 +439,7 @@ type KernelMapSpecs struct {
 	Places       *ebpf.MapSpec `ebpf:"places"`
 	Powers       *ebpf.MapSpec `ebpf:"powers"`
 	Ranges       *ebpf.MapSpec `ebpf:"ranges"`
+	Refused      *ebpf.MapSpec `ebpf:"refused"`
 	Relayed      *ebpf.MapSpec `ebpf:"relayed"`
 	Sessions     *ebpf.MapSpec `ebpf:"sessions"`
 	Spares       *ebpf.MapSpec `ebpf:"spares"`
@@ -489,6 +491,7 @@ type KernelMaps struct {
 	Places       *ebpf.Map `ebpf:"places"`
 	Powers       *ebpf.Map `ebpf:"powers"`
 	Ranges       *ebpf.Map `ebpf:"ranges"`
+	Refused      *ebpf.Map `ebpf:"refused"`
 	Relayed      *ebpf.Map `ebpf:"relayed"`
 	Sessions     *ebpf.Map `ebpf:"sessions"`
 	Spares       *ebpf.Map `ebpf:"spares"`
@@ -512,6 +515,7 @@ func (m *KernelMaps) Close() error {
 		m.Places,
 		m.Powers,
 		m.Ranges,
+		m.Refused,
 		m.Relayed,
 		m.Sessions,
 		m.Spares,

@@ -83,6 +83,15 @@ struct {
 	__type(value, __u32);
 } ranges SEC(".maps");
 
+// refused counts first packets that source ranges do not admit, by client, without its port, and
+// destination. Userspace takes the counts; the oldest ones are forgotten.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, struct tuple);
+	__type(value, __u64);
+} refused SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

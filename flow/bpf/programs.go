@@ -161,6 +161,7 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		KernelMapClients:      k.Maps.Clients,
 		KernelMapMembers:      k.Maps.Members,
+		KernelMapRefused:      k.Maps.Refused,
 		KernelMapNotices:      k.Maps.Notices,
 		KernelMapBuckets:      k.Maps.Buckets,
 		KernelMapControls:     k.Maps.Controls,

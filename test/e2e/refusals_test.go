@@ -41,8 +41,13 @@ func refusalsAreTold(t *testing.T, m mode, path string) {
 	none.name, none.vips, none.endpoints = "none", []string{"10.96.0.11", "fd00:96::11"}, nil
 	elsewhere.name, elsewhere.vips, elsewhere.local = "elsewhere", []string{"10.96.0.12", "fd00:96::12"}, true
 	lab.Backends[0].EchoTCP(t, 8080)
+	limited := web
+	limited.name, limited.vips = "limited", []string{"10.96.0.13", "fd00:96::13"}
 	p := prepareProxy(t, lab, []webService{web, none, elsewhere})
 	p.mode = m
+	p.write("limited.yaml", strings.NewReplacer(
+		"type: ClusterIP", "type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]",
+		"spec:\n", "status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\nspec:\n").Replace(limited.yaml()))
 	p.start("--access-log-refusals", "--service-cidr", "10.96.0.0/16,fd00:96::/112", "--datapath", path)
 	records := tap(t, lab)
 	wait.For(t, "the tap sees a connection that is served", startTimeout, func() error {
@@ -65,6 +70,9 @@ func refusalsAreTold(t *testing.T, m mode, path string) {
 		{"10.96.0.12:80", "default/elsewhere:http", "no_local_endpoints"},
 		{vip4 + ":81", "", "unknown_port"},
 		{"10.96.7.7:80", "", "unknown_address"},
+	}
+	if path == "kernel" { // else the listening socket's filter drops it uncounted
+		attempts = append(attempts, turnedAway{"203.0.113.10:80", "default/limited:http", "not_admitted"})
 	}
 	for _, c := range attempts {
 		before := refusedPackets(t, p, c.reason)

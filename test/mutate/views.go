@@ -38,6 +38,11 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestRefusalsAreTold",
 	},
 	{
+		name: "refusals-of-ranges-untold", what: "what the kernel's table drops by source ranges is a count and nothing more",
+		file: "flow/bpf/flow.bpf.c", old: "bpf_map_update_elem(&refused, &t, &one, BPF_ANY);", new: "(void)one;",
+		pkg: "test/e2e", test: "TestRefusalsAreTold",
+	},
+	{
 		name: "refusals-told-again", what: "refusals of sk_lookup are told each second again",
 		file: "redirect/sklookup/refusals.go", old: "r.each.BatchLookupAndDelete(", new: "r.each.BatchLookup(",
 		pkg: "redirect/sklookup", test: "TestSteering/without_pins/refusals_are_counted",
