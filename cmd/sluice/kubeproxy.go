@@ -61,7 +61,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.ipvsScheduler, "ipvs-scheduler", "", "with --proxy-mode ipvs, the default of --balancer")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "serve node ports on 127.0.0.0/8 where all addresses have them")
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "the kernel's OOM score adjustment of this process, -1000 to 1000 (default: -999 with --config, else as it is)")
-	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "kube-proxy's name of --udp-timeout, which wins; also set in the kernel; 0 = not set")
+	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "kube-proxy's name of --udp-timeout, which wins; 0 = not set")
 	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "the same for --udp-stream-timeout")
 	o.conntrack.register(f)
 	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "kube-proxy's feature gates; "+externalIPsGate+"=false means --external-ips none, the others have no effect")
