@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
-	"os"
-	"strconv"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -21,17 +18,14 @@ import (
 // clusterTapOptions are the flags of sluice cluster tap.
 type clusterTapOptions struct {
 	clusterAsker
-	output choice
-	opens  bool
-	count  int
-	rate   int
+	tapFlags
 
 	mu    sync.Mutex // for the output
 	shown int
 }
 
 func newClusterTapCommand() *cobra.Command {
-	o := &clusterTapOptions{output: newChoice("text", "json")}
+	o := &clusterTapOptions{}
 	cmd := &cobra.Command{
 		Use:   "tap [FILTER]",
 		Short: "Show connections of all nodes as they end",
@@ -46,23 +40,16 @@ nodes.
   kubectl sluice tap end=endpoint_reset,connect_failed -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
-	o.register(cmd)
-	f := cmd.Flags()
-	o.output.register(cmd, "output", "o", "form of the output: lines of the access log in its console form behind the proxy's node, or its JSON form with proxy_node")
-	f.BoolVar(&o.opens, "opens", false, "also show connections when they have reached their endpoint")
-	f.IntVar(&o.rate, "rate", -1, "records a second at most, of all nodes together; more are only counted; 0 shows all (default: 200 on a terminal, else 0)")
-	f.Lookup("rate").DefValue = "0" // the help says what -1 means
-	f.IntVar(&o.count, "count", 0, "exit after so many records (default: never)")
+	o.clusterAsker.register(cmd)
+	o.tapFlags.register(cmd, "lines of the access log in its console form behind the proxy's node, or its JSON form with proxy_node", ", of all nodes together")
+	cmd.Flags().IntVar(&o.count, "count", 0, "exit after so many records (default: never)")
 	return cmd
 }
 
 func (o *clusterTapOptions) run(cmd *cobra.Command, args []string) error {
 	text, err := parseFilter(args)
 	if err == nil {
-		err = between("rate", o.rate, -1, 1_000_000)
-	}
-	if err == nil {
-		err = between("count", o.count, 0, 1_000_000_000)
+		err = o.check()
 	}
 	if err != nil {
 		return err
@@ -74,16 +61,7 @@ func (o *clusterTapOptions) run(cmd *cobra.Command, args []string) error {
 	if len(all) > o.parallel {
 		return fmt.Errorf("there are %d nodes, and tap follows all at the same time: choose some with --node, or raise --parallel", len(all))
 	}
-	if o.rate < 0 {
-		o.rate = 0
-		if isTerminal(os.Stdout) {
-			o.rate = terminalRate
-		}
-	}
-	values := url.Values{"filter": {text}, "rate": {strconv.Itoa((o.rate + len(all) - 1) / len(all))}}
-	if o.opens {
-		values.Set("opens", "true")
-	}
+	values := o.query(text, len(all))
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	silent := o.visit(ctx, cluster, all, func(ctx context.Context, pod pods.Pod, c *client.Client) error {

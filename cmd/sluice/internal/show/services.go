@@ -13,9 +13,7 @@ import (
 
 // Services writes a table of service ports.
 func Services(out io.Writer, all []api.Service) error {
-	t := NewTable(out, "SERVICE", "PROTOCOL", "TYPE", "PORT", "NODE PORT", "ADDRESSES", "READY", "OPEN", "WAITING", "OPENED", "FAILED")
-	for i := range all {
-		s := &all[i]
+	return table(out, []string{"SERVICE", "PROTOCOL", "TYPE", "PORT", "NODE PORT", "ADDRESSES", "READY", "OPEN", "WAITING", "OPENED", "FAILED"}, all, func(s *api.Service) []string {
 		ready, failed := 0, uint64(0)
 		for _, e := range s.Endpoints {
 			if e.Ready {
@@ -33,14 +31,10 @@ func Services(out io.Writer, all []api.Service) error {
 		for _, a := range s.VIPs {
 			addresses = append(addresses, printable.Name(a))
 		}
-		err := t.Row(dash(s.Service), dash(s.Protocol), dash(s.Type), strconv.Itoa(int(s.Port)), dash(nodePort), cmp.Or(strings.Join(addresses, ","), "-"),
-			fmt.Sprintf("%d/%d", ready, len(s.Endpoints)), strconv.FormatInt(s.Totals.Open, 10), strconv.Itoa(s.Held+s.Queued),
-			strconv.FormatUint(s.Totals.Opened, 10), strconv.FormatUint(failed, 10))
-		if err != nil {
-			return err
-		}
-	}
-	return t.Flush()
+		return []string{dash(s.Service), dash(s.Protocol), dash(s.Type), strconv.Itoa(int(s.Port)), dash(nodePort), cmp.Or(strings.Join(addresses, ","), "-"),
+			fmt.Sprintf("%d/%d", ready, len(s.Endpoints)), strconv.FormatInt(s.Totals.Open, 10), strconv.Itoa(s.Held + s.Queued),
+			strconv.FormatUint(s.Totals.Opened, 10), strconv.FormatUint(failed, 10)}
+	})
 }
 
 // Endpoint is an endpoint of a service port; the Endpoint in it is empty where the port
@@ -53,14 +47,9 @@ type Endpoint struct {
 
 // Endpoints writes a table of endpoints.
 func Endpoints(out io.Writer, all []Endpoint) error {
-	t := NewTable(out, "SERVICE", "PROTOCOL", "ENDPOINT", "STATE", "POD", "NODE", "ZONE")
-	for i := range all {
-		e := &all[i]
-		if err := t.Row(dash(e.Service), dash(e.Protocol), dash(e.Endpoint.Endpoint), state(&e.Endpoint), dash(e.Pod), dash(e.Node), dash(e.Zone)); err != nil {
-			return err
-		}
-	}
-	return t.Flush()
+	return table(out, []string{"SERVICE", "PROTOCOL", "ENDPOINT", "STATE", "POD", "NODE", "ZONE"}, all, func(e *Endpoint) []string {
+		return []string{dash(e.Service), dash(e.Protocol), dash(e.Endpoint.Endpoint), state(&e.Endpoint), dash(e.Pod), dash(e.Node), dash(e.Zone)}
+	})
 }
 
 // state names the conditions of an endpoint, and what keeps connections off it.

@@ -28,8 +28,8 @@ type Table struct {
 // learned is how many rows decide on the widths.
 const learned = 500
 
-// NewTable returns a table with a header.
-func NewTable(out io.Writer, header ...string) *Table {
+// newTable returns a table with a header.
+func newTable(out io.Writer, header []string) *Table {
 	return &Table{out: out, widths: make([]int, len(header)), rows: [][]string{header}}
 }
 
@@ -80,6 +80,17 @@ func (t *Table) write(row []string) error {
 	return err
 }
 
+// table writes a table of all rows.
+func table[T any](out io.Writer, header []string, all []T, row func(*T) []string) error {
+	t := newTable(out, header)
+	for i := range all {
+		if err := t.Row(row(&all[i])...); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
 // proxyNode is the heading of the column of the proxy's node.
 const proxyNode = "PROXY NODE"
 
@@ -97,7 +108,7 @@ func NewConnections(out io.Writer, wide bool) *Connections {
 		header = append(header, "ID", "CLIENT POD", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
 			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
 	}
-	return &Connections{table: NewTable(out, header...), wide: wide}
+	return &Connections{table: newTable(out, header), wide: wide}
 }
 
 // dash stands for what is not known.
