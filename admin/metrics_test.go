@@ -264,9 +264,7 @@ func BenchmarkGather(b *testing.B) {
 			registry := NewRegistry(Sources{Table: table})
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := registry.Gather(); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, must.Err(registry.Gather()))
 			}
 		})
 	}

@@ -394,9 +394,7 @@ func TestLogBesideAnotherProcess(t *testing.T) {
 	defer other.Close()
 	write := func(text string) {
 		t.Helper()
-		if _, err := other.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(other.WriteString(text)))
 	}
 	write(`{"id":`)
 	l := open(t, LogOptions{Path: path, Beside: true})

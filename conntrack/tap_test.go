@@ -144,9 +144,7 @@ func TestAlwaysSlowTapIsToldItsLoss(t *testing.T) {
 func TestTapsAreBounded(t *testing.T) {
 	table := NewTable(Options{})
 	for range maxTaps {
-		if _, err := table.Tap(TapOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(table.Tap(TapOptions{})))
 	}
 	if _, err := table.Tap(TapOptions{}); !errors.Is(err, ErrTooManyTaps) {
 		t.Errorf("one more: %v", err)

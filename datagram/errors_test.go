@@ -92,9 +92,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 				t.Helper()
 				for {
 					dropped := netns.Dropped(t)
-					if _, err := silent.Write([]byte("log")); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(silent.Write([]byte("log"))))
 					select {
 					case who := <-heard:
 						return who

@@ -238,9 +238,7 @@ func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 // client returns a socket on the client host that is connected to an address.
 func client(t testing.TB, h *netns.Host, to string) net.Conn {
 	t.Helper()
-	c, err := h.Dial("udp", to)
-	must.OK(t, err)
-	t.Cleanup(func() { _ = c.Close() })
+	c := h.Connect(t, "udp", to)
 	return c
 }
 

@@ -53,9 +53,7 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 			for _, from := range []*netns.Host{lab.Client, lab.Node} {
 				c := client(t, from, to.String())
 				_ = c.SetDeadline(time.Now().Add(patience))
-				if _, err := c.Write([]byte("q")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(c.Write([]byte("q"))))
 				_, seen, err := endpoint.ReadFrom(make([]byte, 10))
 				must.OKf(t, err, "%s to %s", from.Name(), to)
 				talks = append(talks, talk{from.Name() + " to " + to.String(), c, endpoint, seen})
@@ -74,9 +72,7 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 	}
 	for _, k := range talks {
 		for _, answer := range []string{"one", "two"} {
-			if _, err := k.endpoint.WriteTo([]byte(answer), k.answersTo); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(k.endpoint.WriteTo([]byte(answer), k.answersTo)))
 			b := make([]byte, 10)
 			if size, err := k.client.Read(b); err != nil || string(b[:size]) != answer {
 				t.Errorf("%s: %q, %v, want %q", k.name, b[:size], err, answer)

@@ -55,9 +55,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 				if e := raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), family.level, family.ttl, row[0]) }); e != nil || err != nil {
 					t.Fatal(e, err)
 				}
-				if _, err := c.Write([]byte("q")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(c.Write([]byte("q"))))
 				wait.True(t, "the datagram reaches the endpoint", func() bool {
 					got, e := inbox.Receive(server, 0, 1)
 					return e == 0 && got == 1

@@ -73,9 +73,7 @@ func TestHeldAddressStays(t *testing.T) {
 	lab.Backends[0].WitnessUDP(t, 5300)
 	service := svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300))
 	n.apply(service)
-	if _, err := ask(client(t, lab.Client, vip4+":53"), "q", patience); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(ask(client(t, lab.Client, vip4+":53"), "q", patience)))
 	before := n.next()
 	n.apply(service)
 	moved, err := before.Move(func(list []handover.Moved) ([]bool, error) {
@@ -111,9 +109,7 @@ func TestSessionsMove(t *testing.T) {
 	answered, unanswered := client(t, lab.Client, vip4+":53"), client(t, lab.Client, other+":53")
 	who, err := ask(answered, "q", patience)
 	must.OK(t, err)
-	if _, err := unanswered.Write([]byte("one")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(unanswered.Write([]byte("one"))))
 	if _, _, err := silent.ReadFrom(make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}
@@ -160,9 +156,7 @@ func TestCopiesMove(t *testing.T) {
 	_ = silent.SetReadDeadline(time.Now().Add(patience))
 	apply := func() { n.apply(svc("silent", vip4, nil, at(lab.Backends[0].IPv4, 5300))) }
 	apply()
-	if _, err := client(t, lab.Client, vip4+":53").Write([]byte("q")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(client(t, lab.Client, vip4+":53").Write([]byte("q"))))
 	if _, _, err := silent.ReadFrom(make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}

@@ -84,17 +84,13 @@ func TestLargestDatagram(t *testing.T) {
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	p := bytes.Repeat([]byte{'x'}, 65507)
-	if _, err := c.Write(p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(c.Write(p)))
 	buf := make([]byte, 1<<16)
 	size, from, err := server.ReadFrom(buf)
 	if err != nil || !bytes.Equal(buf[:size], p) {
 		t.Fatalf("%d bytes, %v", size, err)
 	}
-	if _, err := server.WriteTo(p, from); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(server.WriteTo(p, from)))
 	if size, err = c.Read(buf); err != nil || !bytes.Equal(buf[:size], p) {
 		t.Fatalf("%d bytes, %v", size, err)
 	}
@@ -116,9 +112,7 @@ func TestOrder(t *testing.T) {
 	for i := range rounds {
 		for j := range burst {
 			size := []int{1000, 1000, 1000, 17, 1400}[j%5]
-			if _, err := fmt.Fprintf(c, "%0*d", size, i*burst+j); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(fmt.Fprintf(c, "%0*d", size, i*burst+j)))
 		}
 		for j := range burst {
 			size, from, err := server.ReadFrom(buf)
@@ -127,9 +121,7 @@ func TestOrder(t *testing.T) {
 			if string(buf[:size]) != want {
 				t.Fatalf("got %d bytes ...%s, want %d bytes ...%s", size, buf[max(0, size-8):size], len(want), want[len(want)-8:])
 			}
-			if _, err := server.WriteTo(buf[:size], from); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(server.WriteTo(buf[:size], from)))
 		}
 		for j := range burst {
 			size, err := c.Read(buf)
@@ -160,9 +152,7 @@ func TestAnswersInTrains(t *testing.T) {
 	out := sys.NewOutbox(32)
 	buf := make([]byte, 2048)
 	for round := range 30 {
-		if _, err := c.Write([]byte("more")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(c.Write([]byte("more"))))
 		_, from, err := server.ReadFrom(buf)
 		must.OK(t, err)
 		to := netip.MustParseAddrPort(from.String())
@@ -202,9 +192,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	for i := range 60 {
 		c := client(t, lab.Client, vip4+":53")
 		for j := range 5 {
-			if _, err := fmt.Fprintf(c, "%d/%d", i, j); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(fmt.Fprintf(c, "%d/%d", i, j)))
 		}
 		must.OK(t, server.SetReadDeadline(time.Now().Add(patience)))
 		for j := range 5 {
@@ -347,9 +335,7 @@ func TestResponsesEndASession(t *testing.T) {
 	n.apply(svc("dns", vip4, map[string]string{"udp-responses": "1"}, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	for range 100 {
-		if _, err := ask(c, "q", patience); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(ask(c, "q", patience)))
 	}
 	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
@@ -392,9 +378,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 	for range 20 {
 		c := client(t, lab.Client, "10.96.0.11:53")
 		quiet = append(quiet, c)
-		if _, err := ask(c, "q", patience); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(ask(c, "q", patience)))
 	}
 	pc, err := lab.Client.ListenPacket("udp", ":0")
 	must.OK(t, err)
@@ -449,9 +433,7 @@ func TestServiceBoundCountsAllPorts(t *testing.T) {
 		if i < 10 {
 			to = "10.96.0.11:53"
 		}
-		if _, err := ask(client(t, lab.Client, to), "q", patience); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(ask(client(t, lab.Client, to), "q", patience)))
 	}
 	if s := n.server.Stats(); s.Sessions.Load() > most+10 {
 		t.Errorf("%d sessions of a Service with two ports and 10 of another; want at most %d", s.Sessions.Load(), most+10)

@@ -121,9 +121,7 @@ func TestForwardedQuestions(t *testing.T) {
 	}
 	ask := func() {
 		t.Helper()
-		if _, err := c.Write(withOPT(t, "example.com.", 1232, 0)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(c.Write(withOPT(t, "example.com.", 1232, 0))))
 	}
 	ask()
 	count("too many wait", Stats{Failed: 1})

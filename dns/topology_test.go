@@ -223,9 +223,7 @@ func BenchmarkBinary(b *testing.B) {
 		args := append(append([]string{"build"}, flags...), "-buildvcs=false", "-ldflags=-s -w", "-o", at, "../cmd/sluice")
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			b.Fatalf("%v: %s", err, out)
-		}
+		must.Run(b, cmd)
 		info, err := os.Stat(at)
 		must.OK(b, err)
 		f, err := elf.Open(at)
@@ -258,12 +256,8 @@ func BenchmarkServer(b *testing.B) {
 	defer c.Close()
 	reply := make([]byte, 2048)
 	for b.Loop() {
-		if _, err := c.Write(message); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := c.Read(reply); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, must.Err(c.Write(message)))
+		must.OK(b, must.Err(c.Read(reply)))
 	}
 }
 

@@ -62,9 +62,7 @@ func TestBlindResetEndsNoConnection(t *testing.T) {
 			c, err := lab.Client.Dial("tcp", vip4+":80")
 			must.OK(t, err)
 			defer c.Close()
-			if _, err := netns.AskOn(c); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(netns.AskOn(c)))
 			wait.True(t, "the flow is open", n.hasOpenFlow)
 			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
 			k := n.openFlow()

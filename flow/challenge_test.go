@@ -112,9 +112,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 		c, err := lab.Client.Dial("tcp", vip4+":80")
 		must.OK(t, err)
 		defer c.Close()
-		if _, err := netns.AskOn(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(netns.AskOn(c)))
 		client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
 		k := n.openFlow()
 		for i := range uint32(20) {
@@ -123,9 +121,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 			sendSegment(t, lab.Backends[1], client, vip, k.Challenge+1+i, 0, flagRST)
 			back := make([]byte, 6)
 			_ = c.SetDeadline(time.Now().Add(patience))
-			if _, err := fmt.Fprint(c, "again\n"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(fmt.Fprint(c, "again\n")))
 			if _, err := c.Read(back); err != nil || string(back) != "again\n" {
 				t.Fatalf("%q, %v", back, err)
 			}
@@ -143,12 +139,8 @@ func TestForgedSYNsAreAnsweredSeldom(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	n := newNode(t, lab, func(*Options) {})
 	n.serve(0)
-	c, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer c.Close()
-	if _, err := netns.AskOn(c); err != nil {
-		t.Fatal(err)
-	}
+	c := lab.Client.Connect(t, "tcp", vip4+":80")
+	must.OK(t, must.Err(netns.AskOn(c)))
 	client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
 	k, w, done := n.openFlow(), n.server.worker, make(chan struct{})
 	waits := func() bool { return atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenCHALLENGED) != 0 }

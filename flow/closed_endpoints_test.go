@@ -38,20 +38,14 @@ func TestClosedEndpointsCostNoDatagram(t *testing.T) {
 		}
 		var open []net.Conn
 		for s := range sessions {
-			c, err := lab.Client.Dial("udp", vip4+":80")
-			must.OK(t, err)
-			t.Cleanup(func() { _ = c.Close() })
+			c := lab.Client.Connect(t, "udp", vip4+":80")
 			open = append(open, c)
-			if _, err := fmt.Fprintf(c, "%d/0", s); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(fmt.Fprintf(c, "%d/0", s)))
 			await(fmt.Sprintf("%d/0", s))
 		}
 		for i := 1; i < each; i++ {
 			for s, c := range open {
-				if _, err := fmt.Fprintf(c, "%d/%d", s, i); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(fmt.Fprintf(c, "%d/%d", s, i)))
 				await(fmt.Sprintf("%d/%d", s, i))
 			}
 		}

@@ -139,9 +139,7 @@ func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
 			ask := func(all ...string) map[string]string {
 				t.Helper()
 				for _, to := range all {
-					if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))))
 				}
 				said := make(map[string]string)
 				b := make([]byte, 1<<10)

@@ -22,19 +22,13 @@ func TestRecordsCountDatagrams(t *testing.T) {
 		n := newNode(t, lab, nil)
 		n.config.MasqueradeAll = hidden
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-		c, err := lab.Client.Dial("udp", vip4+":80")
-		must.OK(t, err)
-		defer c.Close()
+		c := lab.Client.Connect(t, "udp", vip4+":80")
 		exchange := func(bytes, datagrams int) {
 			t.Helper()
-			if _, err := c.Write(make([]byte, bytes)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(c.Write(make([]byte, bytes))))
 			for range datagrams {
 				_ = c.SetReadDeadline(time.Now().Add(patience))
-				if _, err := c.Read(make([]byte, 1<<16)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(c.Read(make([]byte, 1<<16))))
 			}
 		}
 		exchange(1, 1)

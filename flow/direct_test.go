@@ -44,9 +44,7 @@ func (m *mixed) connect(port int, to string) (sides [2]net.Conn) {
 	must.OKf(m.t, err, "from %d to %s", port, to)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	word := fmt.Sprint(port, to, rand.Uint64())
-	if _, err := c.Write([]byte(word)); err != nil {
-		m.t.Fatalf("from %d to %s: %v", port, to, err)
-	}
+	must.OKf(m.t, must.Err(c.Write([]byte(word))), "from %d to %s", port, to)
 	s, err := m.server.Accept()
 	must.OKf(m.t, err, "from %d to %s", port, to)
 	b := make([]byte, 100)

@@ -44,12 +44,8 @@ func TestOperatorEndsFlows(t *testing.T) {
 	}
 
 	n.apply(svc(vip4, nil, at(echo.IPv4, 8080)))
-	open, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer open.Close()
-	if _, err := netns.AskOn(open); err != nil {
-		t.Fatal(err)
-	}
+	open := lab.Client.Connect(t, "tcp", vip4+":80")
+	must.OK(t, must.Err(netns.AskOn(open)))
 	n.endAll()
 	_ = open.SetReadDeadline(time.Now().Add(patience))
 	if _, err := open.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -57,9 +53,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 	}
 	wantAdmin(1)
 
-	session, err := lab.Client.Dial("udp", vip4+":80")
-	must.OK(t, err)
-	defer session.Close()
+	session := lab.Client.Connect(t, "udp", vip4+":80")
 	for i := range 2 {
 		if said, err := question(session); err != nil || !strings.HasPrefix(said, "b1:8080") {
 			t.Fatalf("session %d: %q, %v", i, said, err)
@@ -151,9 +145,7 @@ func TestReplacedFlowIsReleasedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := netns.AskOn(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(netns.AskOn(c)))
 	wait.True(t, "a flow", func() bool { return n.server.Stats().Open == 1 })
 	w := n.server.worker
 	if err := n.server.onLoop(func() error {

@@ -36,20 +36,14 @@ func TestFirstDatagramsOfEachShape(t *testing.T) {
 			n.apply(svc(vip, nil, at(endpoint, 8080)))
 			for _, s := range shapes {
 				t.Run(fmt.Sprintf("%d bytes by %d", s.bytes, s.segment), func(t *testing.T) {
-					c, err := lab.Client.Dial("udp", net.JoinHostPort(vip, "80"))
-					must.OK(t, err)
-					defer c.Close()
+					c := lab.Client.Connect(t, "udp", net.JoinHostPort(vip, "80"))
 					if s.segment != 0 {
 						segmented(t, c.(*net.UDPConn), s.segment)
 					}
-					if _, err := c.Write(make([]byte, s.bytes)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(c.Write(make([]byte, s.bytes))))
 					for range s.datagrams {
 						_ = c.SetReadDeadline(time.Now().Add(patience))
-						if _, err := c.Read(make([]byte, 1<<16)); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, must.Err(c.Read(make([]byte, 1<<16))))
 					}
 				})
 			}

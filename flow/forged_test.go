@@ -93,9 +93,7 @@ func TestDroppedPacketsEndNoConnection(t *testing.T) {
 			c, err := lab.Client.Dial("tcp", vip4+":80")
 			must.OK(t, err)
 			defer c.Close()
-			if _, err := netns.AskOn(c); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(netns.AskOn(c)))
 			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
 			k := n.openFlow()
 			had := n.server.Stats().Kernel["translated"]

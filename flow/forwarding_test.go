@@ -74,12 +74,8 @@ func TestForwardingIsFollowed(t *testing.T) {
 			}
 			set(t, lab.Node, c.setting, "1")
 			n.awaitForwarding(c.vip, true)
-			conn, err := lab.Client.Dial("udp", net.JoinHostPort(c.vip, "80"))
-			must.OK(t, err)
-			defer conn.Close()
-			if _, err := question(conn); err != nil {
-				t.Fatal(err)
-			}
+			conn := lab.Client.Connect(t, "udp", net.JoinHostPort(c.vip, "80"))
+			must.OK(t, must.Err(question(conn)))
 			set(t, lab.Node, c.setting, "0")
 			n.awaitForwarding(c.vip, false)
 			wait.True(t, "the session ends, so that it is relayed", func() bool { return n.endedBy(conntrack.EndpointGone) == 1 })

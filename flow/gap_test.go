@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -50,13 +51,9 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 					from, to := ends[side], ends[1-side]
 					_ = to.SetDeadline(time.Now().Add(patience))
 					stop := host.Lose(t, "eth0", long, 1)
-					if _, err := from.Write(make([]byte, 2*long)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(from.Write(make([]byte, 2*long))))
 					if c.resets {
-						if _, err := from.Write([]byte("short")); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, must.Err(from.Write([]byte("short"))))
 						_ = from.SetLinger(0)
 						_ = from.Close()
 					} else {

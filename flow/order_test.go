@@ -155,9 +155,7 @@ func TestRefusalHidesTheClient(t *testing.T) {
 					_, _ = c.Write([]byte("hello"))
 				}
 				_ = c.SetReadDeadline(time.Now().Add(patience))
-				if _, err := c.Read(make([]byte, 1<<10)); err != nil {
-					t.Fatalf("round %d: %v", i, err)
-				}
+				must.OKf(t, must.Err(c.Read(make([]byte, 1<<10))), "round %d", i)
 			}
 		}
 		wantHidden(t, lab, server)
@@ -184,15 +182,11 @@ func TestEndedSessionHidesNobody(t *testing.T) {
 		asm.Mov.Imm(asm.R0, -1), // go on
 		asm.Return(),
 	})
-	c, err := lab.Client.Dial("udp", vip4+":80")
-	must.OK(t, err)
-	defer c.Close()
+	c := lab.Client.Connect(t, "udp", vip4+":80")
 	for i, b := range []int{0, 1, 0} {
 		n.config.MasqueradeAll = i == 0
 		n.apply(svc(vip4, nil, at(lab.Backends[b].IPv4, 8080)))
-		if _, err := question(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(question(c)))
 	}
 	own := netip.MustParseAddrPort(c.LocalAddr().String())
 	if saw := server.Peers(); len(saw) != 2 || saw[0] == own || saw[1] != own {

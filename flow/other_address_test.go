@@ -27,9 +27,7 @@ func TestRefusalFromAnotherAddressEndsTheSession(t *testing.T) {
 				anycast := netip.MustParseAddr("fd00:3::1")
 				route := func(h *netns.Host, args ...string) {
 					t.Helper()
-					if out, err := h.Command(t, "ip", append([]string{"-6", "route", "add"}, args...)...).CombinedOutput(); err != nil {
-						t.Fatalf("ip route: %v: %s", err, out)
-					}
+					must.Run(t, h.Command(t, "ip", append([]string{"-6", "route", "add"}, args...)...))
 				}
 				route(one, "local", anycast.String(), "dev", "lo")
 				route(lab.Node, anycast.String(), "via", one.IPv6.String())
@@ -47,13 +45,9 @@ func TestRefusalFromAnotherAddressEndsTheSession(t *testing.T) {
 					defer server.Close()
 					go echo(server)
 				}
-				c, err := lab.Client.Dial("udp", net.JoinHostPort(vip6, "80"))
-				must.OK(t, err)
-				defer c.Close()
+				c := lab.Client.Connect(t, "udp", net.JoinHostPort(vip6, "80"))
 				if answered {
-					if _, err := question(c); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(question(c)))
 					server.Close()
 				}
 				wait.True(t, "the session ends", func() bool {

@@ -27,9 +27,7 @@ func TestOpenConnectionIsParked(t *testing.T) {
 		c, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
 		must.OK(t, err)
 		defer c.Close()
-		if _, err := netns.AskOn(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(netns.AskOn(c)))
 		opened := n.listed()
 		wait.True(t, "the record is given away", func() bool { return n.isParked() })
 		parked := n.listed()
@@ -65,9 +63,7 @@ func TestParkedConnectionIsEnded(t *testing.T) {
 	lab.Backends[0].WitnessTCP(t, 8080)
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-	c, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
-	must.OK(t, err)
-	defer c.Close()
+	c := lab.Client.Connect(t, "tcp", net.JoinHostPort(vip4, "80"))
 	wait.True(t, "the record is given away", func() bool { return n.isParked() })
 	ended, err := n.table.EndWhere(context.Background(), n.post, 10, conntrack.Admin, func(r *conntrack.Record) bool { return r.Client.Addr() == lab.Client.IPv4 })
 	if ended != 1 || err != nil {
@@ -126,9 +122,7 @@ func TestParkedConnectionIsHalfClosed(t *testing.T) {
 		n.serve(0)
 		c, err := lab.Client.Dial("tcp", vip4+":80")
 		must.OK(t, err)
-		if _, err := netns.AskOn(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(netns.AskOn(c)))
 		wait.True(t, "the record is given away", n.isParked)
 		n.silence(0)
 		_ = c.Close()

@@ -32,9 +32,7 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 			c, err := lab.Client.Dialer(&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(at(lab.Client.IPv4, port))}, "udp", vip.String())
 			must.OK(t, err)
 			t.Cleanup(func() { _ = c.Close() })
-			if _, err := c.Write([]byte("who\n")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(c.Write([]byte("who\n"))))
 			return c
 		}
 		// Another tenant's packets that go to the relay are many, and the client's last one was long ago.

@@ -20,12 +20,8 @@ func openSessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
 	t.Helper()
 	var conns []net.Conn
 	for range n {
-		c, err := lab.Client.Dial("udp", vip4+":80")
-		must.OK(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		if _, err := question(c); err != nil {
-			t.Fatal(err)
-		}
+		c := lab.Client.Connect(t, "udp", vip4+":80")
+		must.OK(t, must.Err(question(c)))
 		conns = append(conns, c)
 	}
 	return conns
@@ -153,12 +149,8 @@ func TestNoClientTakesAllPorts(t *testing.T) {
 				}
 			})
 			for range part {
-				c, err := lab.Backends[1].Dial("udp", vip4+":80")
-				must.OK(t, err)
-				t.Cleanup(func() { _ = c.Close() })
-				if _, err := question(c); err != nil {
-					t.Fatal(err)
-				}
+				c := lab.Backends[1].Connect(t, "udp", vip4+":80")
+				must.OK(t, must.Err(question(c)))
 			}
 			n.stop()
 			n.left = true

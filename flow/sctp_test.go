@@ -257,9 +257,7 @@ func TestClientOfAnAssociationComesBack(t *testing.T) {
 		c := call(vip4)
 		c.Port, c.How, c.From = 45678, "wait", []netip.Addr{lab.Client.IPv4}
 		p := c.Connect(t, lab.Client)
-		if _, err := p.Answered(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(p.Answered()))
 		p.Kill()
 		n.silence(0)
 		n.apply(sctpService(vip4, at(lab.Backends[1].IPv4, 13868)))
@@ -318,18 +316,14 @@ func TestEndsOfAssociations(t *testing.T) {
 	n.apply(sctpService(vip4, at(b.IPv4, 13868)))
 	c := call(vip4)
 	c.How = "abort"
-	if _, err := c.Do(t, lab.Client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(c.Do(t, lab.Client)))
 	if r := n.wait(t, 1)[0]; r.End != conntrack.ClientAbort {
 		t.Errorf("%+v", r)
 	}
 	// A server that is there again knows nothing of the association, and says so.
 	c.How = "wait"
 	p := c.Connect(t, lab.Client)
-	if _, err := p.Answered(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(p.Answered()))
 	server.Kill()
 	serveSCTP(t, b, 13868)
 	if err := p.Again(); err == nil {
@@ -339,9 +333,7 @@ func TestEndsOfAssociations(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	p = c.Connect(t, lab.Client)
-	if _, err := p.Answered(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(p.Answered()))
 	n.stop()
 	if err := p.Again(); err == nil {
 		t.Error("a stop has aborted nothing")
@@ -366,9 +358,7 @@ func TestAssociationsAreAdopted(t *testing.T) {
 	c := call(vip4)
 	c.How = "wait"
 	p := c.Connect(t, lab.Client)
-	if _, err := p.Answered(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(p.Answered()))
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)

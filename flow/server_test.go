@@ -294,9 +294,7 @@ func TestLateAnswerIsRefused(t *testing.T) {
 	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
-		for _, b := range lab.Backends {
-			b.EchoTCP(t, 8080)
-		}
+		lab.EchoTCP(t, 8080)
 		n := newNode(t, lab, by)
 		n.relay.options.Plan = hasty
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))

@@ -108,9 +108,7 @@ func (s *shortcutNet) udp(ip netip.Addr, open bool) (list []*net.UDPConn) {
 			continue
 		}
 		if !open {
-			another, err := s.lab.Client.Dial("udp", u.RemoteAddr().String())
-			must.OK(s.t, err)
-			s.t.Cleanup(func() { another.Close() })
+			another := s.lab.Client.Connect(s.t, "udp", u.RemoteAddr().String())
 			u = another.(*net.UDPConn)
 		}
 		list = append(list, u)

@@ -56,9 +56,7 @@ func newShortcutNetWith(t *testing.T, queues bool, change func(*Options)) *short
 		}{{vip4, b.IPv4}, {vip6, b.IPv6}} {
 			s.apply(named("of-"+strconv.Itoa(e.endpoint.BitLen()), svc(e.vip, nil, at(e.endpoint, 8080))))
 			for _, network := range []string{"tcp", "udp"} {
-				c, err := lab.Client.Dial(network, net.JoinHostPort(e.vip, "80"))
-				must.OK(t, err)
-				t.Cleanup(func() { c.Close() })
+				c := lab.Client.Connect(t, network, net.JoinHostPort(e.vip, "80"))
 				s.conns = append(s.conns, c)
 			}
 			s.ask(10)
@@ -101,9 +99,7 @@ func (s *shortcutNet) ask(n int) uint64 {
 	for _, c := range s.conns {
 		_ = c.SetDeadline(time.Now().Add(patience))
 		for range n {
-			if _, err := line(c); err != nil {
-				s.t.Fatalf("%s %s: %v", c.RemoteAddr().Network(), c.RemoteAddr(), err)
-			}
+			must.OKf(s.t, must.Err(line(c)), "%s %s", c.RemoteAddr().Network(), c.RemoteAddr())
 		}
 	}
 	return s.server.Stats().Kernel["shortcuts"] - before
@@ -225,12 +221,8 @@ func (s *shortcutNet) refused(c *net.UDPConn, datagrams []byte) {
 	s.t.Helper()
 	for i := range 5 {
 		_ = c.SetDeadline(time.Now().Add(patience))
-		if _, err := line(c); err != nil {
-			s.t.Fatalf("%s: %v", c.RemoteAddr(), err)
-		}
-		if _, err := c.Write(datagrams); err != nil {
-			s.t.Fatalf("%s: %v", c.RemoteAddr(), err)
-		}
+		must.OKf(s.t, must.Err(line(c)), "%s", c.RemoteAddr())
+		must.OKf(s.t, must.Err(c.Write(datagrams)), "%s", c.RemoteAddr())
 		if n, err := c.Read(make([]byte, 1<<16)); !errors.Is(err, unix.EMSGSIZE) {
 			s.t.Fatalf("%s, write %d: %d bytes came back: %v", c.RemoteAddr(), i, n, err)
 		}

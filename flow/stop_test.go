@@ -37,9 +37,7 @@ func TestStopResetsConnections(t *testing.T) {
 				conn, err := lab.Client.Dial("tcp", net.JoinHostPort(c.vip, "80"))
 				must.OK(t, err)
 				defer conn.Close()
-				if _, err := netns.AskOn(conn); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(netns.AskOn(conn)))
 				held = append(held, conn)
 			}
 			n.stop()
@@ -66,12 +64,8 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 			n := newNode(t, lab, nil)
 			n.left = true // this test stops it
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-			conn, err := lab.Client.Dial("tcp", net.JoinHostPort(vip4, "80"))
-			must.OK(t, err)
-			defer conn.Close()
-			if _, err := netns.AskOn(conn); err != nil {
-				t.Fatal(err)
-			}
+			conn := lab.Client.Connect(t, "tcp", net.JoinHostPort(vip4, "80"))
+			must.OK(t, must.Err(netns.AskOn(conn)))
 			record := func() {
 				r, shard := new(conntrack.Record), n.table.Shard(0)
 				shard.Open(r)

@@ -66,9 +66,7 @@ func (n *node) ask(times int) {
 // the client counts.
 func TestWhoDecides(t *testing.T) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	n := newNode(t, lab, nil)
 	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
 	for _, c := range []struct {
@@ -283,9 +281,7 @@ func TestTableOfAProcessThatIsGone(t *testing.T) {
 	if until := c.DecidesUntil; until < uint64(sys.Monotonic()+int64(tableAge)/2) {
 		t.Errorf("the table decides until %d, now is %d", until, sys.Monotonic())
 	}
-	held, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer held.Close()
+	held := lab.Client.Connect(t, "tcp", vip4+":80")
 	n.onLoop(func() { n.loop.Cancel(&n.server.worker.beat) })
 	atomic.StoreUint64(&c.Beat, 0)
 	decided := n.server.Stats().Decided
@@ -310,10 +306,8 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 		connections, sessions = 1000, 200
 	}
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-		b.EchoUDP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
+	lab.EchoUDP(t, 8080)
 	root := netns.MountBPF(t)
 	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
 	first := newNode(t, lab, pinned)
@@ -332,9 +326,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 		t.Errorf("not round-robin: %v", servers)
 	}
 	openSessions(t, lab, sessions) // at once: none gets the port of an earlier one
-	held, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer held.Close()
+	held := lab.Client.Connect(t, "tcp", vip4+":80")
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
 	if _, err := netns.AskOn(held); err != nil {
@@ -377,9 +369,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 // lists have other numbers.
 func TestTableOfAnEarlierProcess(t *testing.T) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	root := netns.MountBPF(t)
 	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
 	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
@@ -470,12 +460,8 @@ func TestFlowsThatNobodyWasToldOf(t *testing.T) {
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	var held []net.Conn
 	for range 60 {
-		c, err := lab.Client.Dial("udp", vip4+":80")
-		must.OK(t, err)
-		defer c.Close()
-		if _, err := c.Write([]byte("who?")); err != nil {
-			t.Fatal(err)
-		}
+		c := lab.Client.Connect(t, "udp", vip4+":80")
+		must.OK(t, must.Err(c.Write([]byte("who?"))))
 		held = append(held, c)
 	}
 	wait.True(t, "flows", func() bool { return n.server.Stats().Open == 56 })
@@ -495,9 +481,7 @@ func TestFlowsThatNobodyWasToldOf(t *testing.T) {
 			}
 		}
 	}()
-	if _, err := held[0].Write([]byte("one more")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(held[0].Write([]byte("one more"))))
 	_ = held[0].SetReadDeadline(time.Now().Add(patience))
 	_ = server.SetReadDeadline(time.Now().Add(patience))
 	if _, err := held[0].Read(make([]byte, 1<<10)); err != nil {

@@ -52,9 +52,7 @@ func sendInARow(t *testing.T, n *node, to string) {
 	sent := make(chan bool)
 	n.loop.Post(func() { <-sent })
 	for i := range bpf.MostUnanswered {
-		if _, err := fmt.Fprintf(c, "say %d", i); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(fmt.Fprintf(c, "say %d", i)))
 	}
 	close(sent)
 	_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -139,9 +137,7 @@ func TestQueuedDatagramIsSentAgainOnce(t *testing.T) {
 		// Nobody has failed yet, as far as this balancer knows.
 		vip := fmt.Sprintf("10.96.0.%d", sessions)
 		n.apply(svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
-		c, err := lab.Client.Dial("udp", vip+":80")
-		must.OK(t, err)
-		defer c.Close()
+		c := lab.Client.Connect(t, "udp", vip+":80")
 		had := len(server.Peers())
 		n.onLoop(func() {
 			for range 2 {
@@ -192,9 +188,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 			c, err := lab.Client.Dial("udp", vip4+":80")
 			must.OK(t, err)
 			defer c.Close()
-			if _, err := c.Write([]byte("hello")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(c.Write([]byte("hello"))))
 			wait.True(t, "a session without a copy of its datagrams", func() bool { return n.server.Stats().Open == 1 && !n.keepsCopies() })
 			both := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))
 			if adopted {

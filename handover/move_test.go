@@ -233,9 +233,7 @@ func TestStopTaking(t *testing.T) {
 				done <- err
 			}()
 			must.OK(t, running.send(&Message{Step: StepMoved, Moved: list}, list[0].FDs))
-			if _, err := running.Await(StepTaken, Patience); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(running.Await(StepTaken, Patience)))
 			if given {
 				must.OK(t, running.Send(&Message{Step: StepYours}))
 			}

@@ -178,9 +178,7 @@ func (p *plane) apply(c service.Change) {
 func (p *plane) pass() {
 	p.t.Helper()
 	p.now += int64(redirect.Grace) + 1
-	if _, err := p.manager.Maintain(); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, must.Err(p.manager.Maintain()))
 }
 
 // want compares the dump of the plan in force.

@@ -110,9 +110,7 @@ func BenchmarkBulk(b *testing.B) {
 				b.SetBytes(int64(size))
 				before := calls()
 				for b.Loop() {
-					if _, err := c.Write(buf); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, must.Err(c.Write(buf)))
 				}
 				c.Close()
 				if got := <-received; got != int64(b.N)*int64(size) {

@@ -47,9 +47,7 @@ func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	p.client = c.(*net.TCPConn)
-	if _, err := io.WriteString(c, says); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.WriteString(c, says)))
 	var errno sys.Errno
 	wait.True(t, "the client's connection comes", func() bool { // it has one before its last packet has come
 		p.clientFD, _, errno = sys.Accept(listener)

@@ -67,9 +67,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 		loop, err := poll.New()
 		must.OK(t, err)
 		ln := &accepter{p: p, loop: loop, worker: p.relay.NewWorker(loop), conns: map[*conn]struct{}{}}
-		if _, err := loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln)))
 		p.accepters = append(p.accepters, ln)
 	}
 	var running sync.WaitGroup

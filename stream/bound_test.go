@@ -171,9 +171,7 @@ func TestA315_NodePortIsBound(t *testing.T) {
 		return l.Close() == nil
 	})
 	// A8.7: what was accepted by any of these sockets goes on.
-	if _, err := open.Write([]byte("still there")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(open.Write([]byte("still there"))))
 	buf := make([]byte, 11)
 	if _, err := io.ReadFull(open, buf); err != nil || string(buf) != "still there" {
 		t.Fatalf("%q, %v", buf, err)

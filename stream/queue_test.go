@@ -35,9 +35,7 @@ func (n *node) queued(want int) {
 // ask sends a request and a FIN.
 func ask(t *testing.T, c *net.TCPConn) {
 	t.Helper()
-	if _, err := io.WriteString(c, "a question\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.WriteString(c, "a question\n")))
 	must.OK(t, c.CloseWrite())
 }
 

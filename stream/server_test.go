@@ -272,9 +272,7 @@ func (n *node) silent() netip.AddrPort {
 // dial connects from the client host.
 func (n *node) dial(address string) *net.TCPConn {
 	n.t.Helper()
-	c, err := n.lab.Client.Dial("tcp", address)
-	must.OK(n.t, err)
-	n.t.Cleanup(func() { _ = c.Close() })
+	c := n.lab.Client.Connect(n.t, "tcp", address)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c.(*net.TCPConn)
 }
@@ -379,16 +377,12 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 		t.Fatal(got)
 	}
 	n.apply(gone("web", 1))
-	if _, err := c.Write([]byte("still there")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(c.Write([]byte("still there"))))
 	buf := make([]byte, 11)
 	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still there" {
 		t.Fatalf("%q, %v", buf, err)
 	}
-	if _, err := n.manager.Maintain(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(n.manager.Maintain()))
 	if n.steer.plan.Local.Len() != 1 {
 		t.Fatalf("local %v while a connection uses 10.97.0.1", n.steer.plan.Local)
 	}

@@ -140,9 +140,7 @@ func TestPortsInTimeWait(t *testing.T) {
 				}
 				// From here on calls wait.
 				must.OK(t, syscall.SetNonblock(fd, false))
-				if _, err := syscall.Write(fd, []byte("hello")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(syscall.Write(fd, []byte("hello"))))
 				return fd
 			}
 			read := func(fd int) string {

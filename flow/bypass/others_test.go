@@ -25,9 +25,7 @@ func TestOthersInTheStack(t *testing.T) {
 	t.Cleanup(o.close)
 	run := func(name string, args ...string) func() {
 		return func() {
-			if out, err := lab.Node.Command(t, name, args...).CombinedOutput(); err != nil {
-				t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-			}
+			must.Run(t, lab.Node.Command(t, name, args...))
 		}
 	}
 	chain := func(table, head string) func() {

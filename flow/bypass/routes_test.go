@@ -47,9 +47,7 @@ func openedRoutes(t *testing.T, node *netns.Host, buffer int, log io.Writer) *ro
 
 func (n *routesNet) ip(args ...string) {
 	n.t.Helper()
-	if out, err := n.node.Command(n.t, "ip", args...).CombinedOutput(); err != nil {
-		n.t.Fatalf("ip %v: %v\n%s", args, err, out)
-	}
+	must.Run(n.t, n.node.Command(n.t, "ip", args...))
 }
 
 // await waits until packets may go straight into the interfaces, each or not, as interfaces are

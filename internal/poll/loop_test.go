@@ -61,9 +61,7 @@ func pair(t *testing.T) (a, b int) {
 
 func write(t *testing.T, fd int) {
 	t.Helper()
-	if _, err := unix.Write(fd, []byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(unix.Write(fd, []byte("x"))))
 }
 
 type handlerFunc func(tag uint8, ev Events)

@@ -124,9 +124,7 @@ func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
 	addr := netip.MustParseAddrPort("127.0.0.1:8080")
 	all := []sys.FilterOp{{Code: sys.FilterReturn, K: 0xffffffff}}
 	listener := listenIn(t, ns, addr, sys.ListenOptions{Filter: all})
-	c, err := ns.Dial("tcp", addr.String())
-	must.OK(t, err)
-	defer c.Close()
+	ns.Connect(t, "tcp", addr.String())
 	if e := sys.DetachFilter(accept(t, listener)); e != 0 {
 		t.Errorf("detach from an accepted socket: %v", e)
 	}
@@ -208,9 +206,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		ns := netns.New(t, "node")
 		addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
 		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: openingOnly})
-		client, err := ns.Dial("tcp", addr.String())
-		must.OK(t, err)
-		defer client.Close()
+		client := ns.Connect(t, "tcp", addr.String())
 		if _, _, e := sys.Accept(fd); e != sys.EAGAIN {
 			t.Fatalf("the handshake is over: %v", e)
 		}
@@ -223,9 +219,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
 			t.Errorf("%s: %s, want refuse", addr, got)
 		}
-		if _, err := client.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(client.Write([]byte("x"))))
 		deadline := time.Now().Add(20 * time.Second)
 		conn, _, e := sys.Accept(fd)
 		for e == sys.EAGAIN && time.Now().Before(deadline) {

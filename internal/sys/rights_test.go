@@ -32,9 +32,7 @@ func TestSendFiles(t *testing.T) {
 	if err != nil || string(p[:n]) != "hello" || len(files) != 2 {
 		t.Fatalf("got %q, %d files, %v; want \"hello\" and 2 files", p[:n], len(files), err)
 	}
-	if _, err := files[0].WriteString("through"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(files[0].WriteString("through")))
 	files[0].Close()
 	if got, err := io.ReadAll(files[1]); err != nil || string(got) != "through" {
 		t.Errorf("read %q, %v from the pipe that came over", got, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/slowpolicy"
 )
 
@@ -106,9 +107,7 @@ func TestBatchAnswersAtOnce(t *testing.T) {
 	time.AfterFunc(10*time.Second, func() { _ = out.CloseWithError(errors.New("no answer")) })
 	buffer := make([]byte, 4096)
 	for range 3 {
-		if _, err := io.WriteString(in, `{"from":"10.0.0.1","to":"10.96.0.10:80"}`+"\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(io.WriteString(in, `{"from":"10.0.0.1","to":"10.96.0.10:80"}`+"\n")))
 		if n, err := out.Read(buffer); err != nil || buffer[n-1] != '\n' {
 			t.Fatalf("%q, %v", buffer[:n], err)
 		}
@@ -179,9 +178,7 @@ func BenchmarkBatch(b *testing.B) {
 	}
 	b.Run(fmt.Sprintf("lines=%d", lines), func(b *testing.B) {
 		for b.Loop() {
-			if _, err := Batch(by(table), bytes.NewReader(in.Bytes()), io.Discard); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, must.Err(Batch(by(table), bytes.NewReader(in.Bytes()), io.Discard)))
 		}
 		b.ReportMetric(float64(lines)*float64(b.N)/b.Elapsed().Seconds(), "answers/s")
 	})

@@ -106,9 +106,7 @@ func TestSlowReadersAreBounded(t *testing.T) {
 	for i := range clients {
 		c := dial(t, path)
 		t.Cleanup(func() { _ = c.Close() })
-		if _, err := fmt.Fprint(c, "GET /endless HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
-			t.Fatalf("client %d: %v", i, err)
-		}
+		must.OKf(t, must.Err(fmt.Fprint(c, "GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")), "client %d", i)
 	}
 	answered(t, path)
 	wait.For(t, "no more than the bound are served", time.Minute, func() error {
@@ -120,9 +118,7 @@ func TestSlowReadersAreBounded(t *testing.T) {
 	// The last ones are still served.
 	c := dial(t, path)
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.WriteString(c, "GET /endless HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.WriteString(c, "GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")))
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	must.OK(t, err)
 	defer resp.Body.Close() // reads what is left: the connection ends before

@@ -138,15 +138,11 @@ func TestHalfWrittenFile(t *testing.T) {
 	defer f.Close()
 	b.settled() // sees it empty
 	for _, cut := range []int{5, 20, 60, 75} {
-		if _, err := f.WriteAt([]byte(text[:cut]), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(f.WriteAt([]byte(text[:cut]), 0)))
 		b.settled()
 		b.has("Service default/a", "10.96.0.1")
 	}
-	if _, err := f.WriteAt([]byte(text), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(f.WriteAt([]byte(text), 0)))
 	b.has("Service default/a", "10.96.0.2")
 }
 

@@ -41,15 +41,11 @@ func Check(t *testing.T) {
 	// bpf2go names the sources relative to its working directory.
 	bpf2go := filepath.Join(dir, "bpf2go")
 	program, arguments, _ := strings.Cut(command, " ")
-	if out, err := exec.Command("go", "build", "-o", bpf2go, program).CombinedOutput(); err != nil {
-		t.Fatalf("build bpf2go: %v\n%s", err, out)
-	}
+	must.Run(t, exec.Command("go", "build", "-o", bpf2go, program))
 	run := exec.Command("bash", "-c", bpf2go+" "+arguments)
 	run.Dir = dir
 	run.Env = append(os.Environ(), "GOPACKAGE=bpf")
-	if out, err := run.CombinedOutput(); err != nil {
-		t.Fatalf("bpf2go: %v\n%s", err, out)
-	}
+	must.Run(t, run)
 	files := glob(t, "*_bpfe[bl].*")
 	if len(files) != 4 {
 		t.Errorf("%q, not one Go file and one object of each byte order", files)

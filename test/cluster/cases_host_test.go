@@ -29,9 +29,7 @@ var hostCases = []testCase{
 			fmt.Sprintf("add rule ip %s out ip daddr %s tcp dport 54321 dnat to %s:8080", table, w.hosts.Node.IPv4, w.hosts.Pods[0].IPv4),
 			fmt.Sprintf("add rule ip %s pre ip daddr %s udp dport 54321 dnat to %s:8080", table, w.hosts.Node.IPv4, w.hosts.Pods[1].IPv4),
 		} {
-			if out, err := w.hosts.Node.Command(w.t, "nft", rule).CombinedOutput(); err != nil {
-				w.t.Fatalf("nft %s: %v\n%s", rule, err, out)
-			}
+			must.Run(w.t, w.hosts.Node.Command(w.t, "nft", rule))
 		}
 		defer func() {
 			if out, err := w.hosts.Node.Command(w.t, "nft", "delete table ip "+table).CombinedOutput(); err != nil {
@@ -134,9 +132,7 @@ var hostCases = []testCase{
 		segment, err := staleSegment(raw, netip.AddrPortFrom(server.IPv4, 8080), client)
 		must.OK(w.t, err)
 		for range 5 {
-			if _, err := raw.WriteTo(segment, &net.IPAddr{IP: client.Addr().AsSlice()}); err != nil {
-				w.t.Fatal(err)
-			}
+			must.OK(w.t, must.Err(raw.WriteTo(segment, &net.IPAddr{IP: client.Addr().AsSlice()})))
 			must.OKf(w.t, echoes(c), "the connection after the stray segment")
 		}
 	}},

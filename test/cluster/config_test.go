@@ -22,9 +22,7 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 	written := func(command ...string) map[string]any {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "config.yaml")
-		if out, err := exec.Command(command[0], append(command[1:], "--write-config-to", path)...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", command, err, out)
-		}
+		must.Run(t, exec.Command(command[0], append(command[1:], "--write-config-to", path)...))
 		text, err := os.ReadFile(path)
 		must.OK(t, err)
 		var config map[string]any

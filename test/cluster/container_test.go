@@ -135,8 +135,6 @@ func (w *world) terminate(cmd *netns.Cmd) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
 	must.OK(w.t, err)
 	var pid int
-	if _, err := fmt.Sscan(string(text), &pid); err != nil {
-		w.t.Fatalf("children of the container's parent: %q: %v", text, err)
-	}
+	must.OKf(w.t, must.Err(fmt.Sscan(string(text), &pid)), "children of the container's parent: %q", text)
 	must.OK(w.t, syscall.Kill(pid, syscall.SIGTERM))
 }

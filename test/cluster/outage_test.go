@@ -219,9 +219,7 @@ func (w *world) nftOn(h *netns.Host, script string) {
 	w.t.Helper()
 	cmd := h.Command(w.t, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		w.t.Fatalf("nft: %v\n%s", err, out)
-	}
+	must.Run(w.t, cmd)
 }
 
 // compact makes etcd forget all revisions but the last.

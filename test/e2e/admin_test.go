@@ -70,9 +70,7 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 	t.Parallel()
 	const each = 6
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	records := tap(t, lab, "--opens", "service=default/web")
 	held := hold(t, lab.Client, addresses(80, vip4)[0], each)
@@ -161,9 +159,7 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 	const asks = 12
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 4)
 	served := func() map[string]int {
@@ -222,9 +218,7 @@ func TestCommandsAskTheProxyOfTheirNamespace(t *testing.T) {
 		t.Errorf("by the socket's name: %v: %s", err, out)
 	}
 	for range 4 {
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	}
 	for _, tt := range []struct{ args, want string }{
 		{"failures --service default/web", lab.Backends[1].IPv4.String() + ":8080"},
@@ -259,9 +253,7 @@ func TestOthersCannotAskTheProxy(t *testing.T) {
 	for dir := filepath.Dir(program); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		must.OK(t, os.Chmod(dir, 0o755))
 	}
-	if out, err := exec.Command("cp", built(t), program).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Run(t, exec.Command("cp", built(t), program))
 	out, err := lab.Node.Command(t, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", program, "conns").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "no right to use /run/sluice/admin-") {
 		t.Errorf("%v: %s", err, out)

@@ -94,10 +94,8 @@ func TestPromise7_AffinityMoves(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			lab := netns.NewLab(t, 6)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-				b.EchoUDP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
+			lab.EchoUDP(t, 8080)
 			p := newProxy(t, lab.Node)
 			web := webOn(lab)
 			web.affinity = 3600

@@ -19,9 +19,7 @@ func TestAlgorithms(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			lab := netns.NewLab(t, 3)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
 			p := newProxy(t, lab.Node)
 			a.write(p, "lc", "sluice.dev/balancer: lc", "")

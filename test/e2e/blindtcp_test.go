@@ -116,9 +116,7 @@ func TestForgedSYNsTakeNoConnection(t *testing.T) {
 					c, err := victim.Dialer(&net.Dialer{Timeout: wait.Patience, LocalAddr: net.TCPAddrFromAddrPort(own)}, "tcp", to.String())
 					must.OKf(t, err, "from %s to %s", own, to)
 					t.Cleanup(func() { c.Close() })
-					if _, err := netns.AskOn(c); err != nil {
-						t.Fatalf("from %s to %s: %v", own, to, err)
-					}
+					must.OKf(t, must.Err(netns.AskOn(c)), "from %s to %s", own, to)
 					forge(t, attacker, forged()...)
 					alive(t, []net.Conn{c})
 				}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -43,9 +44,7 @@ func TestReadersThatStopShareMemory(t *testing.T) {
 			_, _ = quiet.server.Write(noise()[:1<<20])
 		}
 	}()
-	if _, err := io.ReadFull(quiet.client, make([]byte, 16<<20)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.ReadFull(quiet.client, make([]byte, 16<<20))))
 	inUse("the place of a quiet stream is free", free)
 
 	var writers []*net.TCPConn
@@ -59,9 +58,7 @@ func TestReadersThatStopShareMemory(t *testing.T) {
 				}
 			}()
 			writers = append(writers, writer)
-			if _, err := io.ReadFull(reader, make([]byte, 16<<20)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(io.ReadFull(reader, make([]byte, 16<<20))))
 		})
 	}
 	held, steady := 0, 0

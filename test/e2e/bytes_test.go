@@ -187,9 +187,7 @@ func transfer(t *testing.T, from, to net.Conn, text string) {
 	for _, end := range []net.Conn{from, to} { // the test may have taken its time since they were joined
 		_ = end.SetDeadline(time.Now().Add(talkTimeout))
 	}
-	if _, err := io.WriteString(from, text); err != nil {
-		t.Fatalf("write %q: %v", text, err)
-	}
+	must.OKf(t, must.Err(io.WriteString(from, text)), "write %q", text)
 	got := make([]byte, len(text))
 	if _, err := io.ReadFull(to, got); err != nil || string(got) != text {
 		t.Fatalf("got %q, %v, want %q", got, err, text)
@@ -270,9 +268,7 @@ func resets(t *testing.T, splice string, multipath bool) {
 				transfer(t, b, a, "before")
 				switch when {
 				case "with bytes on the way":
-					if _, err := a.Write(bytes.Repeat([]byte("x"), 1<<16)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(a.Write(bytes.Repeat([]byte("x"), 1<<16))))
 				case "half-closed":
 					must.OK(t, b.CloseWrite())
 					wantEnd(t, a)

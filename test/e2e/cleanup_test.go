@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -20,9 +21,7 @@ func TestCleanupGoesOnAfterAFailure(t *testing.T) {
 	p.kill()
 	restore := lab.Node.Command(t, "iptables-legacy-restore")
 	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
-	if out, err := restore.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Run(t, restore)
 	const image = `for dir in /usr/sbin /usr/bin; do mount -t tmpfs none $dir || exit 2; done; exec "$@"`
 	out, err := lab.Node.Command(t, "unshare", "-m", "--propagation", "private", "sh", "-c", image, "sh",
 		built(t), "cleanup", "--kube-proxy", "--bpf-root", bpfRoot()).CombinedOutput()
@@ -43,9 +42,7 @@ func TestCleanupNamesWhatItLeaves(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	restore := lab.Node.Command(t, "iptables-nft-restore")
 	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n:THEIRS - [0:0]\n-A OUTPUT -j THEIRS\n-A THEIRS -j KUBE-MARK-MASQ\nCOMMIT\n")
-	if out, err := restore.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Run(t, restore)
 	const left = "left iptables (nft) nat chain KUBE-MARK-MASQ: another program's chain leads to it"
 	for _, removed := range []bool{true, false} {
 		out, err := sluice(t, lab, "cleanup", "--kube-proxy")

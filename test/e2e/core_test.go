@@ -25,9 +25,7 @@ func TestFatalSignalLeavesNoCore(t *testing.T) {
 		must.OK(t, cmd.Start())
 		// Its first answer shows that the program runs.
 		_, _ = io.WriteString(in, "{}\n")
-		if _, err := out.Read(make([]byte, 1)); err != nil {
-			t.Fatalf("no answer: %v", err)
-		}
+		must.OKf(t, must.Err(out.Read(make([]byte, 1))), "no answer")
 		must.OK(t, cmd.Process.Signal(s))
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()

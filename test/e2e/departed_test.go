@@ -22,9 +22,7 @@ func TestDrainAnnotation(t *testing.T) {
 			const drain = 2 * time.Second
 			annotation := "sluice.dev/drain: " + drain.String()
 			lab := netns.NewLab(t, 2)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			p := newProxy(t, lab.Node)
 			web := webOn(lab)
 			later := webService{name: "later", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends...)}
@@ -127,9 +125,7 @@ func heldOn(t *testing.T, lab *netns.Lab, address string) map[string]net.Conn {
 func TestDrainAnnotationAfterARestart(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	p := newProxy(t, lab.Node)
 	web := webOn(lab)
 	p.write("web.yaml", web.annotated("sluice.dev/drain: 1s"))
@@ -151,9 +147,7 @@ func TestDrainAnnotationAfterARestart(t *testing.T) {
 func TestDrainSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	only := func(what string, want bool) {
 		t.Helper()

@@ -146,9 +146,7 @@ func devFiles(t *testing.T) (dir, sluice, player string) {
 	must.OK(t, err)
 	sluice, player = filepath.Join(dir, "sluice"), filepath.Join(dir, "player")
 	for to, from := range map[string]string{sluice: built(t), player: self} {
-		if out, err := exec.Command("cp", from, to).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Run(t, exec.Command("cp", from, to))
 	}
 	must.OK(t, os.WriteFile(filepath.Join(dir, "shop.yaml"), []byte(devManifests), 0o644))
 	must.OK(t, os.Chmod(dir, 0o755))
@@ -214,9 +212,7 @@ func newMachine(t *testing.T) *netns.Namespace {
 		"address add 192.0.2.7/24 dev eth0", "route add default via 192.0.2.1",
 		"address add 2001:db8::7/64 dev eth0 nodad", "-6 route add default via 2001:db8::1",
 	} {
-		if out, err := machine.Command(t, "ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
-		}
+		must.Run(t, machine.Command(t, "ip", strings.Fields(line)...))
 	}
 	return machine
 }
@@ -328,9 +324,7 @@ func TestDevDataPaths(t *testing.T) {
 				vip, path string
 			}{{lab.Client, away, path}, {lab.Client, here, "relay"}, {lab.Node, away, path}, {lab.Node, here, "relay"}} {
 				for range 4 { // some begin with the dead endpoint
-					if _, err := c.from.Ask("tcp", c.vip+":80"); err != nil {
-						t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
-					}
+					must.OKf(t, must.Err(c.from.Ask("tcp", c.vip+":80")), "from %s to %s", c.from.Name(), c.vip)
 				}
 				want[c.vip+c.path] += 4
 				wait.For(t, fmt.Sprintf("records from %s to %s with path %s", c.from.Name(), c.vip, c.path), time.Minute, func() error {

@@ -63,9 +63,7 @@ func TestEveryFamilyFromEverywhere(t *testing.T) { forModes(t, playEveryFamily) 
 
 func playEveryFamily(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	startMode(t, lab, m, []webService{webOn(lab)})
 	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
 		for _, address := range addresses(80, vip4, vip6) {
@@ -91,9 +89,7 @@ func playEveryFamily(t *testing.T, m mode) {
 // adds it again while connections to it are open. They must continue (A8.1).
 func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	all := webOn(lab)
 	p := startProxy(t, lab, []webService{all})
 	fewer := all
@@ -104,9 +100,7 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 	for !enough(t, avoided) {
 		// Connections to both endpoints that stay open during the change.
 		for range 2 {
-			c, err := lab.Client.Dial("tcp", target)
-			must.OK(t, err)
-			defer c.Close()
+			c := lab.Client.Connect(t, "tcp", target)
 			name, err := netns.AskOn(c)
 			must.OK(t, err)
 			defer func() {

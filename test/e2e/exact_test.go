@@ -37,9 +37,7 @@ func TestLimitsAreExactOnBothPaths(t *testing.T) {
 			t.Run(path+"/"+c.name, func(t *testing.T) {
 				t.Parallel()
 				lab := netns.NewLab(t, 2)
-				for _, b := range lab.Backends {
-					b.EchoTCP(t, 8080)
-				}
+				lab.EchoTCP(t, 8080)
 				p := newProxy(t, lab.Node)
 				web := webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
 				p.write("web.yaml", web.annotated(c.annotation))
@@ -108,9 +106,7 @@ func TestSessionLimitsAreExactOnBothPaths(t *testing.T) {
 			t.Run(path+"/"+flag, func(t *testing.T) {
 				t.Parallel()
 				lab := netns.NewLab(t, 2)
-				for _, b := range lab.Backends {
-					b.EchoUDP(t, 9000)
-				}
+				lab.EchoUDP(t, 9000)
 				p := newProxy(t, lab.Node)
 				p.put(&object{
 					name: "web", kind: corev1.ServiceTypeClusterIP, vips: []string{vip4}, port: 80, target: 9000, protocol: corev1.ProtocolUDP,

@@ -27,9 +27,7 @@ import (
 func TestDataPathOfConnections(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	relayed := webService{name: "relayed", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[0])[:1]}
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.write("relayed.yaml", strings.Replace(relayed.yaml(), "metadata:\n", "metadata:\n  annotations: {sluice.dev/datapath: relay}\n", 1))
@@ -38,9 +36,7 @@ func TestDataPathOfConnections(t *testing.T) {
 	had := 0
 	asks := func(from *netns.Host, vip, path string) {
 		t.Helper()
-		if _, err := from.Ask("tcp", net.JoinHostPort(vip, "80")); err != nil {
-			t.Fatalf("from %s to %s: %v", from.Name(), vip, err)
-		}
+		must.OKf(t, must.Err(from.Ask("tcp", net.JoinHostPort(vip, "80"))), "from %s to %s", from.Name(), vip)
 		if all := p.awaitRecords(had + 1); all[had].Path != path {
 			t.Errorf("from %s to %s: the path is %s, want %s", from.Name(), vip, all[had].Path, path)
 		}

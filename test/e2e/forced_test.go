@@ -162,9 +162,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 	// No connection of the flood may complete or be reset.
 	f.client.NFT(t, "table ip quiet {\nchain out {\ntype filter hook output priority 0\ntcp sport 10000-20000 tcp flags rst drop\n}\n}\n")
 	link := f.client.Command(t, "ip", "route", "change", "default", "via", netns.NodePods[0].Addr().Next().String(), "mtu", "lock", "68")
-	if out, err := link.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Run(t, link)
 	p.start(decisionFlags("--datapath", "kernel", "--max-flows", fmt.Sprint(forcedFlows), "--access-log-udp", "all")...)
 	for i := range forcedWays {
 		if w := &forcedWays[i]; !f.reaches(w, to[i], wait.Patience) {

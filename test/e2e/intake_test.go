@@ -21,10 +21,8 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 	t.Parallel()
 	const edits = 30
 	lab := netns.NewLab(t, 3)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-		b.EchoTCP(t, 9090)
-	}
+	lab.EchoTCP(t, 8080)
+	lab.EchoTCP(t, 9090)
 	web := webOn(lab)
 	// It keeps one endpoint of each family in all changes.
 	anchor := on(8080, lab.Backends[0])
@@ -131,9 +129,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 // TestLastGoodContentStaysInForce breaks a file, repairs it, and deletes it.
 func TestLastGoodContentStaysInForce(t *testing.T) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	web := webOn(lab)
 	web.endpoints = on(8080, lab.Backends[0])
 	p := startProxy(t, lab, []webService{web})

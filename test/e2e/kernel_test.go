@@ -142,9 +142,7 @@ func addOthersState(t *testing.T, lab *netns.Lab) {
 		{"ip", "-4", "route", "add", "local", "198.51.100.0/24", "dev", "lo", "table", "999"},
 		{"ip", "-4", "route", "add", "local", "203.0.113.0/24", "dev", "lo", "table", "local"},
 	} {
-		if out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
-		}
+		must.Run(t, lab.Node.Command(t, administration(t, command[0]), command[1:]...))
 	}
 }
 
@@ -170,9 +168,7 @@ func playCleanup(t *testing.T, m mode) {
 
 	for _, end := range []string{"stop", "kill -9 and cleanup"} {
 		p.start()
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 		if kernelState(t, lab) == before {
 			t.Fatal("nothing in the kernel changed while it ran: the comparison would prove nothing")
 		}
@@ -199,17 +195,13 @@ func TestPromise6_KilledProxyIsTakenOver(t *testing.T) { forModes(t, playTakeOve
 
 func playTakeOver(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	before := settledState(t, lab)
 	p := startMode(t, lab, m, []webService{webOn(lab)})
 	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
 	must.OK(t, err)
 	defer held.Close()
-	if _, err := netns.AskOn(held); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(netns.AskOn(held)))
 	p.kill()
 	if forwarded() {
 		line := []byte("on\n")

@@ -169,10 +169,8 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 		connections, sessions, kills, perSecond, pause = 500, 500, 20, 1000, 50*time.Millisecond
 	}
 	lab := netns.NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-		b.EchoUDP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
+	lab.EchoUDP(t, 8080)
 	const newcomers = "10.96.0.80"
 	p := prepareProxy(t, lab, []webService{webOn(lab), {name: "new", vips: []string{newcomers}, port: 80, endpoints: on(8080, lab.Backends...)[:2]}})
 	p.write("dns.yaml", strings.NewReplacer("protocol: TCP", "protocol: UDP", "name: web", "name: dns").Replace(
@@ -189,9 +187,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	var talkers []*talker
 	var clients []string
 	for range connections {
-		c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-		must.OK(t, err)
-		t.Cleanup(func() { _ = c.Close() })
+		c := lab.Client.Connect(t, "tcp", addresses(80, vip4)[0])
 		k := &talker{conn: c, pause: pause}
 		talkers, clients = append(talkers, k), append(clients, c.LocalAddr().String())
 		running.Go(func() {
@@ -202,9 +198,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	}
 	var udp []net.Conn
 	for range sessions {
-		c, err := lab.Client.Dial("udp", "10.96.0.53:80")
-		must.OK(t, err)
-		defer c.Close()
+		c := lab.Client.Connect(t, "udp", "10.96.0.53:80")
 		udp = append(udp, c)
 	}
 	ask := func() {
@@ -366,9 +360,7 @@ func TestPortsUsedAgainWhileTheProcessRests(t *testing.T) {
 			return c
 		}
 		c := connect()
-		if _, err := netns.AskOn(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(netns.AskOn(c)))
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 		p.signal(unix.SIGSTOP)

@@ -25,12 +25,8 @@ func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 	t.Helper()
 	var list []net.Conn
 	for range n {
-		c, err := from.Dial("tcp", address)
-		must.OK(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		if _, err := netns.AskOn(c); err != nil {
-			t.Fatal(err)
-		}
+		c := from.Connect(t, "tcp", address)
+		must.OK(t, must.Err(netns.AskOn(c)))
 		list = append(list, c)
 	}
 	return list
@@ -302,9 +298,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	const waiting = 20
 	answers := make(chan error, waiting)
 	for range waiting {
-		c, err := lab.Client.Dial("tcp", target)
-		must.OK(t, err)
-		t.Cleanup(func() { _ = c.Close() })
+		c := lab.Client.Connect(t, "tcp", target)
 		go func() {
 			_ = c.SetDeadline(time.Now().Add(startTimeout))
 			_, err := netns.AskOn(c)

@@ -43,9 +43,7 @@ func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 			for i := range each {
 				for _, vip := range []string{vip4, vip6} {
 					for _, network := range []string{"tcp", "udp"} {
-						conn, err := lab.Client.Dial(network, net.JoinHostPort(vip, "53"))
-						must.OK(t, err)
-						defer conn.Close()
+						conn := lab.Client.Connect(t, network, net.JoinHostPort(vip, "53"))
 						if said, err := exchange(conn, fmt.Sprint(i), startTimeout); err != nil {
 							t.Fatalf("%s to %s: %q, %v", network, vip, said, err)
 						}

@@ -30,10 +30,8 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
-		for _, b := range lab.Backends {
-			b.EchoTCP(t, 8080)
-			b.EchoUDP(t, 8080)
-		}
+		lab.EchoTCP(t, 8080)
+		lab.EchoUDP(t, 8080)
 		ours, translated, routed := webOn(lab), webOn(lab), webOn(lab)
 		ours.endpoints = on(8080, lab.Backends[0])
 		translated.name, translated.vips = "translated", []string{"10.96.0.20", "fd00:96::20"}
@@ -140,16 +138,12 @@ func translate(t *testing.T, lab *netns.Lab, table string, list ...webService) {
 	b.WriteString("}\n")
 	file := filepath.Join(t.TempDir(), "other.nft")
 	must.OK(t, os.WriteFile(file, []byte(b.String()), 0o644))
-	if out, err := lab.Node.Command(t, administration(t, "nft"), "-f", file).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Run(t, lab.Node.Command(t, administration(t, "nft"), "-f", file))
 }
 
 func endTranslation(t *testing.T, lab *netns.Lab, table string) {
 	t.Helper()
-	if out, err := lab.Node.Command(t, administration(t, "nft"), "delete", "table", "inet", table).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Run(t, lab.Node.Command(t, administration(t, "nft"), "delete", "table", "inet", table))
 }
 
 // TestSecondProxyBesideOurs runs two Sluice proxies in one network namespace, the
@@ -159,10 +153,8 @@ func TestSecondProxyBesideOurs(t *testing.T) {
 	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
-		for _, b := range lab.Backends {
-			b.EchoTCP(t, 8080)
-			b.EchoUDP(t, 8080)
-		}
+		lab.EchoTCP(t, 8080)
+		lab.EchoUDP(t, 8080)
 		ours, theirs := webOn(lab), webOn(lab)
 		ours.endpoints, theirs.endpoints = on(8080, lab.Backends[0]), on(8080, lab.Backends[1])
 		theirs.name, theirs.vips = "theirs", []string{"10.96.0.20", "fd00:96::20"}

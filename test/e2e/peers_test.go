@@ -148,9 +148,7 @@ func losePeers(t *testing.T, side, how string) {
 		must.OK(t, lost.SetDown("eth0"))
 	} else {
 		const hole = "add table inet hole; add chain inet hole in { type filter hook input priority 0; policy drop; }"
-		if out, err := lost.Command(t, administration(t, "nft"), hole).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Run(t, lost.Command(t, administration(t, "nft"), hole))
 	}
 	gone := time.Now()
 	for _, o := range others {
@@ -200,9 +198,7 @@ func TestKillResetsConnections(t *testing.T) {
 						_, err = far.Write(noise()[:1<<20])
 					}
 				})
-				if _, err := io.ReadFull(near, make([]byte, 4<<20)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(io.ReadFull(near, make([]byte, 4<<20))))
 			case "half-closed":
 				must.OK(t, near.CloseWrite())
 				wantEnd(t, far)
@@ -252,9 +248,7 @@ func TestSlowReadersHoldLittleMemory(t *testing.T) {
 					}
 				}()
 				writers = append(writers, writer)
-				if _, err := io.ReadFull(reader, make([]byte, c.read)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(io.ReadFull(reader, make([]byte, c.read))))
 			})
 		}
 		held, steady := 0, 0

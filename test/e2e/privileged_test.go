@@ -25,9 +25,7 @@ func TestPrivilegedClientsGetPrivilegedPorts(t *testing.T) {
 		lab := netns.NewLab(t, 1)
 		lab.Node.TrackConnections(t)
 		firewall := "add table inet firewall; add chain inet firewall input { type filter hook input priority 0; }; add rule inet firewall input ct state invalid drop"
-		if out, err := lab.Node.Command(t, administration(t, "nft"), firewall).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Run(t, lab.Node.Command(t, administration(t, "nft"), firewall))
 		answerPrivileged(t, lab.Backends[0], ":8080")
 		p := newProxy(t, lab.Node)
 		p.mode = m

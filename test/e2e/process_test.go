@@ -31,9 +31,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 	p := startProxy(t, lab, []webService{web, hole})
 
 	for range over {
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	}
 	p.awaitRecords(over)
 	held := hold(t, lab.Client, addresses(80, vip6)[0], live)
@@ -48,9 +46,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 			})
 			continue
 		}
-		c, err := lab.Client.Dial("tcp", addresses(80, hole.vips...)[0])
-		must.OK(t, err)
-		defer c.Close()
+		lab.Client.Connect(t, "tcp", addresses(80, hole.vips...)[0])
 	}
 	p.awaitOpen(live + dialling) // the latter wait for an endpoint
 	p.stop()

@@ -337,9 +337,7 @@ func (p *proxy) memory() int {
 	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
 	must.OK(p.t, err)
 	var total, resident int
-	if _, err := fmt.Sscan(string(statm), &total, &resident); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, must.Err(fmt.Sscan(string(statm), &total, &resident)))
 	return resident * os.Getpagesize()
 }
 

@@ -18,9 +18,7 @@ func TestLimitsAndQueue(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			lab := netns.NewLab(t, 2)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			p := newProxy(t, lab.Node)
 			each := webService{name: "each", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
 			p.write("each.yaml", each.annotated("sluice.dev/max-connections-per-endpoint: '2', sluice.dev/queue-timeout: 10m"))
@@ -29,9 +27,7 @@ func TestLimitsAndQueue(t *testing.T) {
 			p.start("--datapath", path)
 
 			dial := func(vip string) net.Conn {
-				c, err := lab.Client.Dial("tcp", vip+":80")
-				must.OK(t, err)
-				t.Cleanup(func() { _ = c.Close() })
+				c := lab.Client.Connect(t, "tcp", vip+":80")
 				return c
 			}
 			name := func(c net.Conn) string {

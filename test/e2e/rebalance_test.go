@@ -106,9 +106,7 @@ func TestRebalance(t *testing.T) {
 			t.Parallel()
 			const clients = 600
 			lab := netns.NewLab(t, 6)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			p := newProxy(t, lab.Node)
 			web := webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
 			plain := webService{name: "plain", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}

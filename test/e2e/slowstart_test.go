@@ -18,9 +18,7 @@ func TestSlowStart(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			lab := netns.NewLab(t, 3)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			p := newProxy(t, lab.Node)
 			write := func(name, vip, window, uid string, count int) {
 				s := webService{name: name, vips: []string{vip}, port: 80, endpoints: on(8080, lab.Backends[:count]...)}

@@ -80,9 +80,7 @@ func TestStoryNamesWhoIsWaitedFor(t *testing.T) {
 			p := newProxy(t, lab.Node)
 			a.write(p, "told", "", "")
 			p.start("--datapath", s.path)
-			c, err := lab.Client.Dial("tcp", a.vips["told"]+":80")
-			must.OK(t, err)
-			t.Cleanup(func() { _ = c.Close() })
+			c := lab.Client.Connect(t, "tcp", a.vips["told"]+":80")
 			awaitListed(t, lab, "state=open")
 			if s.cut != nil {
 				must.OK(t, s.cut(lab))

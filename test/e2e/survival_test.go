@@ -111,9 +111,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 		// meantime is lost, and repeated. A host with the address would reset its
 		// connection.
 		const nobody = "add table inet nobody; add chain inet nobody in { type filter hook input priority 0; policy drop; }"
-		if out, err := w.World.Command(t, administration(t, "nft"), nobody).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Run(t, w.World.Command(t, administration(t, "nft"), nobody))
 		p := w.proxy(t, m)
 		p.start(decisionFlags()...)
 		h := w.holdAll(t, m, w.services[0])

@@ -69,9 +69,7 @@ func TestSoak(t *testing.T) {
 		count = 1000000
 	}
 	lab := netns.NewLab(t, 3)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	// The clients close first, so that TIME_WAIT occupies their ports.
 	for key, value := range map[string]string{"net/ipv4/tcp_tw_reuse": "1", "net/ipv4/ip_local_port_range": "1024 65535"} {
 		must.OK(t, lab.Client.SetSysctl(key, value))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -20,18 +21,14 @@ func TestPromise7_TotalsDoNotFall(t *testing.T) {
 			t.Parallel()
 			const takeOvers, each, held = 3, 5, 4
 			lab := netns.NewLab(t, 2)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
+			lab.EchoTCP(t, 8080)
 			p := prepareProxy(t, lab, []webService{webOn(lab)})
 			p.start("--datapath", path)
 			target := addresses(80, vip4)[0]
 			opened := 0
 			connect := func() {
 				for range each {
-					if _, err := lab.Client.Ask("tcp", target); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, must.Err(lab.Client.Ask("tcp", target)))
 					opened++
 				}
 			}
@@ -42,9 +39,7 @@ func TestPromise7_TotalsDoNotFall(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				if _, err := netns.AskOn(c); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(netns.AskOn(c)))
 				conns = append(conns, c)
 				opened++
 			}

@@ -92,9 +92,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	}
 	p.start("--max-udp-sessions", strconv.Itoa(bound), "--access-log-udp", "off")
 	dial := func(to netip.AddrPort) net.Conn {
-		conn, err := lab.Client.Dial("udp", to.String())
-		must.OK(t, err)
-		t.Cleanup(func() { _ = conn.Close() })
+		conn := lab.Client.Connect(t, "udp", to.String())
 		return conn
 	}
 	flooded := netip.MustParseAddrPort("10.96.0.10:1000")

@@ -28,9 +28,7 @@ func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 	p.start()
 	ask := func(text string) {
 		t.Helper()
-		conn, err := lab.Client.Dial("udp", net.JoinHostPort(vip4, "53"))
-		must.OK(t, err)
-		t.Cleanup(func() { _ = conn.Close() })
+		conn := lab.Client.Connect(t, "udp", net.JoinHostPort(vip4, "53"))
 		if said, err := exchange(conn, text, startTimeout); err != nil {
 			t.Fatalf("client %s: %q, %v", text, said, err)
 		}

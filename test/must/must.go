@@ -21,3 +21,17 @@ func OKf(t testing.TB, err error, format string, args ...any) {
 		t.Fatalf("%s: %v", fmt.Sprintf(format, args...), err)
 	}
 }
+
+// Err returns the error of a call whose result nobody needs.
+func Err[T any](_ T, err error) error { return err }
+
+// Run runs a program, and ends the test with what the program said if it fails.
+func Run(t testing.TB, program interface {
+	CombinedOutput() ([]byte, error)
+	String() string
+}) {
+	if out, err := program.CombinedOutput(); err != nil {
+		t.Helper()
+		t.Fatalf("%s: %v\n%s", program, err, out)
+	}
+}

@@ -86,9 +86,7 @@ func (n *Namespace) FillConntrack(t testing.TB) {
 			}
 			// The kernel reports each entry without room in a message that nobody
 			// reads.
-			if _, err := conn.SendMessages(list); err != nil {
-				t.Fatalf("%s: conntrack entries: %v", n.name, err)
-			}
+			must.OKf(t, must.Err(conn.SendMessages(list)), "%s: conntrack entries", n.name)
 		}
 	}
 }

@@ -38,6 +38,13 @@ func (h *Host) EchoTCP(t testing.TB, port uint16) *Echo {
 	return h.EchoTCPAt(t, fmt.Sprintf(":%d", port))
 }
 
+// EchoTCP serves at all backends.
+func (lab *Lab) EchoTCP(t testing.TB, port uint16) {
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, port)
+	}
+}
+
 // EchoTCPAt is EchoTCP on one address.
 func (h *Host) EchoTCPAt(t testing.TB, address string) *Echo {
 	t.Helper()
@@ -180,6 +187,13 @@ func (e *Echo) says(to net.Addr) string {
 func (h *Host) EchoUDP(t testing.TB, port uint16) *Echo {
 	t.Helper()
 	return h.serveDatagrams(t, fmt.Sprintf(":%d", port), false)
+}
+
+// EchoUDP serves at all backends.
+func (lab *Lab) EchoUDP(t testing.TB, port uint16) {
+	for _, b := range lab.Backends {
+		b.EchoUDP(t, port)
+	}
 }
 
 // WitnessUDP is EchoUDP whose servers also send the address that they see, after

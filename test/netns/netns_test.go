@@ -21,9 +21,7 @@ func TestMain(m *testing.M) { os.Exit(Main(m)) }
 
 func TestLabHostsReachEachOther(t *testing.T) {
 	lab := NewLab(t, 2)
-	for _, b := range lab.Backends {
-		b.EchoTCP(t, 8080)
-	}
+	lab.EchoTCP(t, 8080)
 	for _, from := range []*Host{lab.Client, lab.Node, lab.Backends[0]} {
 		for _, b := range lab.Backends {
 			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
@@ -40,9 +38,7 @@ func TestEchoSaysWhoConnected(t *testing.T) {
 	lab := NewLab(t, 1)
 	echo := lab.Backends[0].EchoTCP(t, 8080)
 	for _, to := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
-		if _, err := lab.Client.Ask("tcp", netip.AddrPortFrom(to, 8080).String()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(lab.Client.Ask("tcp", netip.AddrPortFrom(to, 8080).String())))
 	}
 	peers := echo.Peers()
 	if len(peers) != 2 || peers[0].Addr() != lab.Client.IPv4 || peers[1].Addr() != lab.Client.IPv6 {
@@ -59,9 +55,7 @@ func TestEchoUDP(t *testing.T) {
 	lab := NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 53)
 	for _, ip := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
-		c, err := lab.Client.Dial("udp", netip.AddrPortFrom(ip, 53).String())
-		must.OK(t, err)
-		defer c.Close()
+		c := lab.Client.Connect(t, "udp", netip.AddrPortFrom(ip, 53).String())
 		if got := exchange(t, c, "hello"); got != "b1:53\nhello" {
 			t.Errorf("%s: got %q", ip, got)
 		}
@@ -70,9 +64,7 @@ func TestEchoUDP(t *testing.T) {
 
 func exchange(t *testing.T, c net.Conn, text string) string {
 	t.Helper()
-	if _, err := c.Write([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(c.Write([]byte(text))))
 	_ = c.SetReadDeadline(time.Now().Add(dialTimeout))
 	buf := make([]byte, 64)
 	n, err := c.Read(buf)

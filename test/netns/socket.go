@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Listen is net.Listen inside the namespace. The address must be literal. The
@@ -45,6 +47,16 @@ const dialTimeout = 20 * time.Second
 // must be literal.
 func (n *Namespace) Dial(network, address string) (net.Conn, error) {
 	return n.Dialer(&net.Dialer{Timeout: dialTimeout}, network, address)
+}
+
+// Connect is Dial that ends the test at an error. The connection is closed when the test
+// ends.
+func (n *Namespace) Connect(t testing.TB, network, address string) net.Conn {
+	t.Helper()
+	c, err := n.Dial(network, address)
+	must.OK(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // Dialer connects from inside the namespace with the caller's options.

@@ -68,9 +68,7 @@ func newDeveloper(t *testing.T, resolver string) *developer {
 		"link add eth0 type veth peer name wall", "link set wall up", "link set eth0 up",
 		"address add 192.0.2.7/24 dev eth0", "route add default via 192.0.2.1",
 	} {
-		if out, err := d.machine.Command(t, "ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
-		}
+		must.Run(t, d.machine.Command(t, "ip", strings.Fields(line)...))
 	}
 	holder := d.machine.Command(t, "unshare", "--mount", "--propagation", "private", "bash", "-euc", machineSetup, "setup", resolver)
 	var log output.Text

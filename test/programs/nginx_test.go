@@ -131,9 +131,7 @@ func bigFile(t *testing.T, path string, size int) [32]byte {
 	must.OK(t, err)
 	defer f.Close()
 	sum := sha256.New()
-	if _, err := io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8([32]byte{1}), int64(size)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8([32]byte{1}), int64(size))))
 	must.OK(t, os.Chmod(path, 0o644))
 	return [32]byte(sum.Sum(nil))
 }

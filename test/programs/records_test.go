@@ -51,9 +51,7 @@ func file(t *testing.T, name, text string) string {
 // connect makes one connection, which leaves a record.
 func (w *world) connect() {
 	w.t.Helper()
-	if _, err := w.Client.Ask("tcp", w.at(vips[0])); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, must.Err(w.Client.Ask("tcp", w.at(vips[0]))))
 }
 
 // recordsIn counts the records in the lines of a text.
@@ -166,9 +164,7 @@ func TestRsyslog(t *testing.T) {
 func TestJournald(t *testing.T) {
 	const records = 5
 	journald := "/lib/systemd/systemd-journald"
-	if _, err := os.Stat(journald); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(os.Stat(journald)))
 	dir := t.TempDir()
 	// A journal of its own, in a mount namespace: the machine's is not touched. It ends
 	// with the proxy, which takes the shell's place.

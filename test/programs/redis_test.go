@@ -66,9 +66,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 				time.AfterFunc(longPause(), func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
 			}
 			// The counter shows whether a command was executed twice.
-			if _, err := fmt.Fprintf(in, "APPEND k%d-%d %s\r\nINCR count%d\r\n", i, n, value, i); err != nil {
-				t.Fatalf("after %d commands: %v", n, err)
-			}
+			must.OKf(t, must.Err(fmt.Fprintf(in, "APPEND k%d-%d %s\r\nINCR count%d\r\n", i, n, value, i)), "after %d commands", n)
 		}
 		_ = in.Close()
 		if err := cmd.Wait(); err != nil {

@@ -265,9 +265,7 @@ func TestUnitServesAgain(t *testing.T) {
 	serves("redirect=tproxy")
 	s.reload()
 	main := s.show("MainPID")
-	if out, err := s.Node.Command(t, "nsenter", "-t", s.pid, "-a", "sh", "-c", "kill -9 "+main).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Run(t, s.Node.Command(t, "nsenter", "-t", s.pid, "-a", "sh", "-c", "kill -9 "+main))
 	wait.For(t, "systemd starts another process", time.Minute, func() error {
 		if n, state, now := s.show("NRestarts"), s.show("ActiveState"), s.show("MainPID"); n != "1" || state != "active" || now == main {
 			return fmt.Errorf("%s restarts, %s, main process %s", n, state, now)

@@ -194,9 +194,7 @@ func TestProxyFindsLostPeers(t *testing.T) {
 			defer other.abort()
 			for _, pair := range [][2]*peer{{a, other}, {other, a}} {
 				must.OK(t, pair[0].send(note{text: []byte("x")}))
-				if _, err := pair[1].receive(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, must.Err(pair[1].receive()))
 			}
 			stays, lost := a, lab.Backends[0]
 			if c.client {

@@ -40,9 +40,7 @@ func TestProxyIndependentPeers(t *testing.T) {
 			if i%3 == 0 {
 				sent.Flags = library.SCTP_UNORDERED
 			}
-			if _, err := c.SCTPWrite(text, sent); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(c.SCTPWrite(text, sent)))
 			buffer := make([]byte, 64<<10)
 			n, info, err := c.SCTPRead(buffer)
 			if err != nil || info == nil {

@@ -36,9 +36,7 @@ func TestPathOfAClientIsCut(t *testing.T) {
 	began := time.Now()
 	must.OK(t, p.send(note{text: []byte("by the second path")}))
 	// Both sides retransmit before they take the other path, some 7 s in all.
-	if _, err := p.receiveIn(3 * patience); err != nil {
-		t.Fatalf("by the second path: %v", err)
-	}
+	must.OKf(t, must.Err(p.receiveIn(3*patience)), "by the second path")
 	t.Logf("the second path was in use after %v", time.Since(began))
 	talk(t, p, "and again")
 }

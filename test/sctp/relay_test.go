@@ -172,9 +172,7 @@ func TestRelayEndsWhileMessagesPass(t *testing.T) {
 						}
 					}()
 					for range reads {
-						if _, err := aborts.receive(); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, must.Err(aborts.receive()))
 					}
 					aborts.abort()
 					r.end(t, want)
@@ -232,9 +230,7 @@ func TestRelayNamesMissingStreams(t *testing.T) {
 	must.OK(t, err)
 	for _, stream := range []uint16{0, 1} {
 		must.OK(t, p.send(note{sys.MessageInfo{Stream: stream}, []byte("x")}))
-		if _, err := p.receive(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(p.receive()))
 	}
 	_ = p.send(note{sys.MessageInfo{Stream: 2}, []byte("x")})
 	if _, err := p.receive(); !errors.Is(err, sys.ECONNRESET) {

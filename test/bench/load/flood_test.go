@@ -51,9 +51,7 @@ func TestFlood(t *testing.T) {
 			t.Fatalf("after %d: %d bytes from %s, again: %v; %v", len(seen), n, from, seen[from], err)
 		}
 		seen[from] = true
-		if _, err := server.WriteToUDPAddrPort(buf[:n], from); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(server.WriteToUDPAddrPort(buf[:n], from)))
 	}
 	begin := now()
 	f.run(window{begin: begin, end: begin + 20e6})

@@ -44,9 +44,7 @@ func TestPatternSlowSide(t *testing.T) {
 	var b bytes.Buffer
 	must.OK(t, writePattern(&b, 4*patternChunk))
 	begin := time.Now()
-	if _, err := readPattern(&b, 1, 50*time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(readPattern(&b, 1, 50*time.Millisecond)))
 	if passed := time.Since(begin); passed < 50*time.Millisecond || passed > wait.Patience {
 		t.Errorf("read for %v, at a byte a second for 50 ms and then at once", passed)
 	}

@@ -163,9 +163,7 @@ func TestCloseKills(t *testing.T) {
 func TestTail(t *testing.T) {
 	l := &tail{limit: 5}
 	for _, s := range []string{"one", "two", "three"} {
-		if _, err := l.Write([]byte(s)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(l.Write([]byte(s))))
 	}
 	if l.String() != "three" {
 		t.Errorf("kept %q", l)

@@ -130,9 +130,7 @@ func TestGuest(t *testing.T) {
 	}))
 
 	g := h.enter(shell(t, `echo "$GREETING"; pwd; readlink /proc/self/ns/net; cat; echo oops >&2; exit 42`))
-	if _, err := g.in.WriteString("from outside\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(g.in.WriteString("from outside\n")))
 	g.in.Close()
 	g.wait(t, 42)
 	got, err := io.ReadAll(g.out)
@@ -147,9 +145,7 @@ func TestGuestSignals(t *testing.T) {
 	g := h.enter(shell(t, `trap 'echo caught; exit 3' INT; echo waiting; while :; do sleep 0.01; done`))
 	g.awaitText(t, "waiting\n")
 	// The whole group gets it: the shell and its sleep.
-	if _, err := io.WriteString(g.conn, `{"signal":2}`); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.WriteString(g.conn, `{"signal":2}`)))
 	g.awaitText(t, "caught\n")
 	g.wait(t, 3)
 
@@ -206,9 +202,7 @@ func TestGuestNonsense(t *testing.T) {
 	for _, text := range []string{"", "x", "1{}"} {
 		c, err := knock(h.door, os.Geteuid())
 		must.OK(t, err)
-		if _, err := io.WriteString(c, text); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(io.WriteString(c, text)))
 		must.OK(t, c.CloseWrite())
 		must.OK(t, c.SetDeadline(time.Now().Add(20*time.Second)))
 		answer, err := io.ReadAll(c)

@@ -89,9 +89,7 @@ func TestLegacyChainsAreFoundWithoutPrograms(t *testing.T) {
 		}
 		cmd := node.Command(t, program)
 		cmd.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-FIREWALL - [0:0]\n:KUBE-POSTROUTING - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n*filter\n:cali-FORWARD - [0:0]\nCOMMIT\n")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Run(t, cmd)
 	}
 	t.Setenv("PATH", "/nowhere")
 	if err := node.Do(func() error {
