@@ -9,14 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // newLab has a backend that the node's default routes lead to: what is not
@@ -33,116 +31,6 @@ func newLab(t *testing.T) *netns.Lab {
 	outside.EchoTCP(t, 80)
 	outside.EchoTCP(t, 81)
 	return lab
-}
-
-// What a client gets for each kind of destination, on addresses of ours and on
-// those of others, from another host and from the node itself.
-func TestWhatClientsGet(t *testing.T) {
-	modes(t, func(t *testing.T, opts Options) {
-		lab := newLab(t)
-		lab.Node.EchoTCP(t, 80) // the host's own servers: nobody may get these by a service's address (F4)
-		lab.Node.EchoUDP(t, 55)
-		f, other := steering.NewFront(t, lab.Node, "front"), steering.NewFront(t, lab.Node, "other")
-		r := newOne(t, lab.Node, opts)
-		p := steering.Plan(
-			steering.Steer(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), udp("[fd01::10]:53")),
-			steering.Steer(other, tcp("10.96.0.20:80"), tcp("[fd01::20]:80")),
-			steering.Refuse(tcp("10.96.0.11:80"), udp("10.96.0.11:53"), tcp("[fd01::11]:80"), udp("[fd01::11]:53")),
-			steering.Silent(tcp("10.96.0.12:80"), udp("10.96.0.12:53"), tcp("[fd01::12]:80"), udp("[fd01::12]:53")),
-			steering.Steer(f, tcp("192.0.2.1:80"), udp("192.0.2.1:54"), tcp("[2001:db8::1]:80"), udp("[2001:db8::1]:54")),
-			steering.Refuse(tcp("192.0.2.1:82"), udp("192.0.2.1:82"), tcp("[2001:db8::1]:82"), udp("[2001:db8::1]:82")),
-			steering.Silent(tcp("192.0.2.1:83"), udp("192.0.2.1:83"), tcp("[2001:db8::1]:83"), udp("[2001:db8::1]:83")),
-		)
-		apply(t, r, p)
-		for _, c := range []struct{ v4, v6, network, want string }{
-			{"10.96.0.10:80", "[fd01::10]:80", "tcp", "front for %"},
-			{"10.96.0.10:53", "[fd01::10]:53", "udp", "front for %"},
-			{"10.96.0.20:80", "[fd01::20]:80", "tcp", "other for %"},
-			{"10.96.0.10:81", "[fd01::10]:81", "tcp", "refused"}, // A3.12
-			{"10.96.0.20:55", "[fd01::20]:55", "udp", "refused"},
-			{"10.96.0.11:80", "[fd01::11]:80", "tcp", "refused"},
-			{"10.96.0.11:53", "[fd01::11]:53", "udp", "refused"},
-			{"10.96.0.12:80", "[fd01::12]:80", "tcp", steering.Silence},
-			{"10.96.0.12:53", "[fd01::12]:53", "udp", steering.Silence},
-			{"10.96.0.99:80", "[fd01::99]:80", "tcp", steering.Silence},
-			{"10.96.0.99:55", "[fd01::99]:55", "udp", steering.Silence},
-			{"192.0.2.1:80", "[2001:db8::1]:80", "tcp", "front for %"},
-			{"192.0.2.1:54", "[2001:db8::1]:54", "udp", "front for %"},
-			{"192.0.2.1:81", "[2001:db8::1]:81", "tcp", "b1:81"}, // A3.13: untouched
-			{"192.0.2.1:82", "[2001:db8::1]:82", "tcp", "refused"},
-			{"192.0.2.1:82", "[2001:db8::1]:82", "udp", "refused"},
-			{"192.0.2.1:83", "[2001:db8::1]:83", "tcp", steering.Silence},
-			{"192.0.2.1:83", "[2001:db8::1]:83", "udp", steering.Silence},
-			{"10.1.0.1:55", "[fd00:1::1]:55", "udp", "node:55"},
-			{"10.1.0.1:80", "[fd00:1::1]:80", "tcp", "node:80"},
-			{"10.2.1.2:80", "[fd00:2:1::2]:80", "tcp", "b1:80"},
-		} {
-			for _, to := range []string{c.v4, c.v6} {
-				protocol := service.TCP
-				if c.network == "udp" {
-					protocol = service.UDP
-				}
-				want := strings.Replace(c.want, "%", to, 1)
-				for _, from := range []*netns.Host{lab.Client, lab.Node} {
-					if got := steering.Reach(t, from, destinationAt(to, protocol), want); got != want {
-						t.Errorf("%s from %s to %s: got %q, want %q", c.network, from.Name(), to, got, want)
-					}
-				}
-			}
-		}
-	})
-}
-
-// Rules A8.1, A8.7: whatever becomes of a destination, its connections live on,
-// and new ones go by the new plan at once.
-func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
-	modes(t, func(t *testing.T, opts Options) {
-		lab := newLab(t)
-		first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
-		web := []service.Destination{tcp("10.96.0.10:80"), tcp("[fd01::10]:80")}
-		external := []service.Destination{tcp("192.0.2.1:80"), tcp("[2001:db8::1]:80")}
-		all := append(append([]service.Destination{}, web...), external...)
-		r := newOne(t, lab.Node, opts)
-		apply(t, r, steering.Plan(steering.Steer(first, all...)))
-		var conns []*steering.Held
-		hosts := []*netns.Host{lab.Client, lab.Node}
-		for _, from := range hosts {
-			for _, d := range all {
-				conns = append(conns, steering.Hold(t, from, d))
-			}
-		}
-		for _, step := range []struct {
-			name          string
-			plan          redirect.Plan
-			ours, foreign string
-		}{
-			{"another listener", steering.Plan(steering.Steer(second, all...)), "second for %", "second for %"},
-			{"no endpoints", steering.Plan(steering.Refuse(all...)), "refused", "refused"},
-			{"none on this node", steering.Plan(steering.Silent(all...)), steering.Silence, steering.Silence},
-			{"gone", steering.Plan(steering.Linger(external...)), steering.Silence, "b1:80"},
-			{"back again", steering.Plan(steering.Steer(first, all...)), "first for %", "first for %"},
-		} {
-			apply(t, r, step.plan)
-			for _, c := range conns {
-				c.Works(t, step.name)
-			}
-			for _, from := range hosts {
-				for _, d := range all {
-					want := step.ours
-					if step.plan.NonLocal.Has(d.Addr) {
-						want = step.foreign
-						if step.name == "gone" && from == lab.Node {
-							want = "refused" // see mangle: it is told from an established one by nothing
-						}
-					}
-					want = strings.Replace(want, "%", netip.AddrPortFrom(d.Addr, d.Port).String(), 1)
-					if got := steering.Reach(t, from, d, want); got != want {
-						t.Errorf("%s: from %s to %s: got %q, want %q", step.name, from.Name(), d, got, want)
-					}
-				}
-			}
-		}
-	})
 }
 
 // Fact F7: an endpoint sees the client's own address, its answers come back to
@@ -181,9 +69,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			}
 		}
 		for _, endpoint := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
-			if got := steering.Reach(t, lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}, ""); got != "b1:8080" {
-				t.Errorf("from the client itself to %s: got %q", endpoint, got)
-			}
+			steering.Expect(t, lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}, "b1:8080")
 		}
 	})
 }
@@ -204,32 +90,7 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 		if repaired, err := r.Verify(); repaired || err != nil || !r.answers.Tracking.InUse() {
 			t.Errorf("repaired %v, %v, tracking in use %v", repaired, err, r.answers.Tracking.InUse())
 		}
-		before := len(tracked(t, lab.Node.Namespace))
-		for _, host := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
-			endpoint := netip.AddrPortFrom(host, 8080)
-			for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
-				var fd int
-				must.OK(t, sys.InNetNS(lab.Node.FD(), func() (err error) {
-					var e sys.Errno
-					if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
-						err = e
-					}
-					return err
-				}))
-				t.Cleanup(func() { sys.Close(fd) })
-				wait.For(t, "a connection to "+endpoint.String(), longest, func() error {
-					if e := sys.ConnectResult(fd); e != 0 {
-						return e
-					}
-					return nil
-				})
-				now := len(tracked(t, lab.Node.Namespace))
-				if marked := mark != 0; marked != (now == before) {
-					t.Errorf("a socket with the mark %#x to %s: %d connections are tracked, %d were", mark, endpoint, now, before)
-				}
-				before = now
-			}
-		}
+		steering.Untracked(t, lab, r)
 	})
 }
 
@@ -270,9 +131,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 				}
 			}
 		}
-		if got := steering.Reach(t, lab.Client, tcp("10.2.1.2:80"), ""); got != "b1:80" {
-			t.Errorf("straight to the backend: %q", got)
-		}
+		steering.Expect(t, lab.Client, tcp("10.2.1.2:80"), "b1:80")
 		if list := tracked(t, lab.Node.Namespace); len(list) != 1 {
 			t.Errorf("a connection that is not ours: tracked %q, want one", list)
 		}

@@ -3,17 +3,14 @@ package iptables
 import (
 	"bytes"
 	"errors"
-	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -54,13 +51,7 @@ func modes(t *testing.T, test func(t *testing.T, opts Options)) {
 	}
 }
 
-func tcp(s string) service.Destination { return destinationAt(s, service.TCP) }
-func udp(s string) service.Destination { return destinationAt(s, service.UDP) }
-
-func destinationAt(s string, p service.Protocol) service.Destination {
-	ap := netip.MustParseAddrPort(s)
-	return service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
-}
+var tcp, udp = steering.TCP, steering.UDP
 
 // newOne makes a Redirector inside the node, closed at the end of the test.
 func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
@@ -140,27 +131,6 @@ func withoutCounters(text string) string {
 		b.WriteString(line)
 	}
 	return b.String()
-}
-
-func compare(t *testing.T, before, after string) {
-	t.Helper()
-	if before == after {
-		return
-	}
-	was, is := strings.Split(before, "\n"), strings.Split(after, "\n")
-	for _, l := range was {
-		if !slices.Contains(is, l) {
-			t.Errorf("gone: %s", l)
-		}
-	}
-	for _, l := range is {
-		if !slices.Contains(was, l) {
-			t.Errorf("left: %s", l)
-		}
-	}
-	if !t.Failed() {
-		t.Errorf("not the same order:\n%s\nwas:\n%s", after, before)
-	}
 }
 
 // probeOf tells whether packets can be steered by iptables, by trying everything

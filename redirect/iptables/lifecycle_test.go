@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -97,13 +95,9 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 				o.Works(t, c.name)
 			}
 			for _, d := range web {
-				if got := steering.Reach(t, lab.Client, d, ""); got != f.Says(d) {
-					t.Errorf("%s: got %q", c.name, got)
-				}
+				steering.Expect(t, lab.Client, d, f.Says(d), c.name)
 			}
-			if got := steering.Reach(t, lab.Client, tcp("10.96.0.11:80"), ""); got != "refused" {
-				t.Errorf("%s: got %q, want a refusal", c.name, got)
-			}
+			steering.Expect(t, lab.Client, tcp("10.96.0.11:80"), "refused", c.name)
 		}
 	})
 }
@@ -205,13 +199,9 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 			t.Logf("the first try: %v", err)
 			apply(t, r, again)
 		}
-		if _, err := r.Verify(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(r.Verify()))
 		for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
-			if got := steering.Reach(t, lab.Client, tcp(d), ""); got != f.Says(tcp(d)) {
-				t.Errorf("got %q", got)
-			}
+			steering.Expect(t, lab.Client, tcp(d), f.Says(tcp(d)))
 		}
 	})
 }
@@ -237,13 +227,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 					t.Fatal("the dump shows nothing")
 				}
 				must.OK(t, r.Close())
-				compare(t, before, dump(t, lab.Node.Namespace))
-				if err := r.Apply(steering.Plan()); !errors.Is(err, mode.ErrClosed) {
-					t.Errorf("apply after close: %v", err)
-				}
-				if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
-					t.Errorf("verify after close: %v", err)
-				}
+				steering.Same(t, before, dump(t, lab.Node.Namespace))
 			})
 		}
 	})
@@ -279,23 +263,21 @@ func TestAfterAKilledProcess(t *testing.T) {
 				if err != nil || !slices.ContainsFunc(removed, func(l string) bool { return strings.Contains(l, "SLUICE-LANES") }) {
 					t.Errorf("removed %q, %v", removed, err)
 				}
-				compare(t, before, dump(t, node))
+				steering.Same(t, before, dump(t, node))
 				continue
 			}
 			r := newOne(t, lab.Node, opts)
 			apply(t, r, steering.Plan(steering.Steer(second, web, out)))
 			old.Works(t, end)
-			if got := steering.Reach(t, lab.Client, web, ""); got != second.Says(web) {
-				t.Errorf("got %q", got)
-			}
+			steering.Expect(t, lab.Client, web, second.Says(web))
 			fresh := netns.NewLab(t, 0)
 			somebodyElses(t, fresh.Node.Namespace, opts.Variant)
 			apply(t, newOne(t, fresh.Node, Options{Variant: opts.Variant, NoSets: opts.NoSets}), steering.Plan(steering.Steer(second, web, out)))
 			for _, p := range []string{"iptables-" + string(opts.Variant) + "-save", "ip6tables-" + string(opts.Variant) + "-save"} {
-				compare(t, withoutCounters(program(t, fresh.Node.Namespace, p)), withoutCounters(program(t, node, p)))
+				steering.Same(t, withoutCounters(program(t, fresh.Node.Namespace, p)), withoutCounters(program(t, node, p)))
 			}
 			must.OK(t, r.Close())
-			compare(t, before, dump(t, node))
+			steering.Same(t, before, dump(t, node))
 		}
 	})
 }
@@ -307,7 +289,7 @@ func TestPlansAndOptionsThatCannotBe(t *testing.T) {
 		plan redirect.Plan
 		want string
 	}{
-		{steering.Plan(steering.Steer(steering.NewFront(t, lab.Node, "front"), destinationAt("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
+		{steering.Plan(steering.Steer(steering.NewFront(t, lab.Node, "front"), steering.At("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "it holds every address"},
 	} {

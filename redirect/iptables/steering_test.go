@@ -11,9 +11,6 @@ import (
 // The scenes that every mode plays.
 func TestSteering(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
-		if opts.NoSets {
-			return // what differs is played by the tests of this package
-		}
 		steering.Run(t, steering.Mode{
 			Uncounted: true,
 			New: func(t testing.TB, node *netns.Host) redirect.Redirector {

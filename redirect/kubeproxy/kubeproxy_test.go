@@ -84,9 +84,7 @@ func TestRemove(t *testing.T) {
 				c, err := lab.Client.Dial("udp", to)
 				must.OK(t, err)
 				_, _ = c.Write([]byte("hello"))
-				if _, err := c.Read(make([]byte, 10)); err != nil {
-					t.Fatalf("%s: %v", to, err)
-				}
+				must.OKf(t, must.Err(c.Read(make([]byte, 10))), "%s", to)
 				_ = c.Close()
 			}
 			flows := func() (n int) {

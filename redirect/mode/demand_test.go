@@ -52,9 +52,7 @@ func (m *fakeMode) apply(t *testing.T, p redirect.Plan) {
 
 func (m *fakeMode) verify(t *testing.T) {
 	t.Helper()
-	if _, err := m.Verify(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(m.Verify()))
 }
 
 func (m *fakeMode) want(t *testing.T, when string, replies bool) {
@@ -90,9 +88,7 @@ func TestDemandFollowsSockets(t *testing.T) {
 	m.verify(t)
 	m.want(t, "soon after the last one", true)
 	m.Demand.linger = 0
-	if _, err := m.Demand.Hold(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(m.Demand.Hold(client)))
 	m.verify(t)
 	m.want(t, "with one again", true)
 	m.Demand.Release(client)
@@ -102,9 +98,7 @@ func TestDemandFollowsSockets(t *testing.T) {
 	m.want(t, "at the next look", false)
 	m.apply(t, redirect.Plan{})
 	m.want(t, "after another plan", false)
-	if _, err := m.Demand.Hold(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(m.Demand.Hold(client)))
 	m.want(t, "with one again", true)
 	m.apply(t, redirect.Plan{NodeSourceOnly: true})
 	m.want(t, "in a plan without clients' addresses", false)
@@ -146,9 +140,7 @@ func TestDemandEndsForNoOpenSocket(t *testing.T) {
 	m := newFakeMode(t)
 	m.apply(t, redirect.Plan{})
 	m.Demand.linger = 0
-	if _, err := m.Demand.Hold(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(m.Demand.Hold(client)))
 	m.verify(t)
 	m.want(t, "with a socket that came before Verify", true)
 	m.Demand.Release(client)

@@ -31,12 +31,10 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 	must.OK(t, c.Open(Steps{}, router, watch.Options{NetNS: lab.Node.FD()}))
 	t.Cleanup(func() { _ = c.Close() })
 	c.Touched = true // Close removes the routes
-	if _, err := router.Apply(route.State{
+	must.OK(t, must.Err(router.Apply(route.State{
 		Local:   redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16")),
 		Sources: redirect.Sources{own},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})))
 	source := func(want string) bool {
 		lines, err := router.Dump()
 		must.OK(t, err)

@@ -95,17 +95,13 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	age()
-	if _, err := r.Apply(state); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(r.Apply(state)))
 	const left = "fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 10.244.9.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378"
 	if got := clientRoutes(t, r); got != left {
 		t.Errorf("after a time: %s, want %s", got, left)
 	}
 
-	if _, err := r.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(r.Remove()))
 	if _, err := replies.Clients.Hold(c.Pods[0].IPv4); err == nil || dump(t, r) != "" {
 		t.Errorf("held after the end: %v, %s", err, dump(t, r))
 	}
@@ -132,15 +128,11 @@ func TestUnusedClientsAreBounded(t *testing.T) {
 	state := State{ReplyPorts: [2]uint16{61000, 65534}}
 	replies := r.RepliesByPort(state.ReplyPorts)
 	apply(t, r, state, true)
-	if _, err := replies.Clients.Hold(c.Pods[0].IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(replies.Clients.Hold(c.Pods[0].IPv4)))
 	addr := netip.MustParseAddr("198.18.0.0")
 	for range mostUnused + 100 {
 		addr = addr.Next()
-		if _, err := replies.Clients.Hold(addr); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(replies.Clients.Hold(addr)))
 		replies.Clients.Release(addr)
 	}
 	if n := len(r.clients.held); n != mostUnused+1 {
@@ -196,9 +188,7 @@ func TestTheTableAfterOursMayBeAnothersReplyTable(t *testing.T) {
 	r := open(t, lab.Node, Options{})
 	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, true)
 	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, false)
-	if _, err := r.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(r.Remove()))
 	if after := dump(t, other); after != before {
 		t.Errorf("the other proxy's were\n%s\nand are\n%s", before, after)
 	}

@@ -197,9 +197,7 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 		if changed, err := r.Apply(s); err != nil || changed {
 			t.Fatalf("state %d: again: changed %v, %v", i, changed, err)
 		}
-		if _, err := r.Remove(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(r.Remove()))
 		if err := r.Put(s); err != nil { // although it is the same as before
 			t.Fatal(err)
 		}
@@ -344,9 +342,7 @@ func TestClashes(t *testing.T) {
 					t.Errorf("in force in spite of the clash: %s", k)
 				}
 			}
-			if _, err := r.Remove(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(r.Remove()))
 			if after := lab.Node.Dump(t); after != before {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}

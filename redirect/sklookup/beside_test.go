@@ -31,15 +31,13 @@ func TestConnectionsPastUsGoOn(t *testing.T) {
 		at := netip.PrefixFrom(pair.vip, pair.vip.BitLen())
 		must.OK(t, errors.Join(lab.Backends[0].AddAddr("lo", at), lab.Node.AddRoute(at, pair.via)))
 		dst := service.Destination{Addr: pair.vip, Port: 80, Protocol: service.TCP}
-		c, err := lab.Client.Dial("tcp", netip.AddrPortFrom(dst.Addr, dst.Port).String())
-		must.OK(t, err)
-		t.Cleanup(func() { _ = c.Close() })
+		c := lab.Client.Connect(t, "tcp", netip.AddrPortFrom(dst.Addr, dst.Port).String())
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		if got, err := netns.AskOn(c); err != nil || got != "b1:80" {
 			t.Fatalf("past us: %q, %v", got, err)
 		}
 		open = append(open, c)
-		err = lab.Node.Do(func() error {
+		err := lab.Node.Do(func() error {
 			fd, err := sys.ListenTCP(netip.AddrPortFrom(pair.lane, 0), sys.ListenOptions{Transparent: true})
 			if err != nil {
 				return err

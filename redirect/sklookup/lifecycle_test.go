@@ -76,9 +76,7 @@ func TestVerifyRepairs(t *testing.T) {
 			t.Errorf("%s: verify once more: %v, %v", c.name, repaired, err)
 		}
 		for _, d := range []service.Destination{web4, web6} {
-			if got := steering.Reach(t, lab.Client, d, ""); got != front.Says(d) {
-				t.Errorf("%s: %s: %q", c.name, d, got)
-			}
+			steering.Expect(t, lab.Client, d, front.Says(d), c.name)
 		}
 		for _, h := range held {
 			h.Works(t, c.name)
@@ -141,9 +139,7 @@ func TestMapsThatAreFull(t *testing.T) {
 		}
 	}
 	must.OK(t, r.Apply(bigPlan(front, 4)))
-	if got := steering.Reach(t, lab.Client, web4, ""); got != front.Says(web4) {
-		t.Errorf("got %q", got)
-	}
+	steering.Expect(t, lab.Client, web4, front.Says(web4))
 }
 
 // mostSlower is how much more processor time a single change may take with 10,000
@@ -207,8 +203,6 @@ func TestManyServices(t *testing.T) {
 	t.Logf("%d services of two families, processor time: first %v, one change %v, %.1f times that of %d services, verify %v, all to other sockets %v",
 		many, first, slow, ratios[len(ratios)/2], few, verify, apply(r, moved))
 	for d, f := range map[service.Destination]*steering.Front{web4: other, web6: other} {
-		if got := steering.Reach(t, lab.Client, d, ""); got != f.Says(d) {
-			t.Errorf("%s: %q", d, got)
-		}
+		steering.Expect(t, lab.Client, d, f.Says(d))
 	}
 }

@@ -36,9 +36,7 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 		t.Helper()
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, d := range to {
-				if got := steering.Reach(t, from, d, want(d)); got != want(d) {
-					t.Errorf("%s: %s to %s: %q, want %q", what, from.Name(), d, got, want(d))
-				}
+				steering.Expect(t, from, d, want(d), what)
 			}
 		}
 	}

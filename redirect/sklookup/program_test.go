@@ -215,9 +215,7 @@ func BenchmarkProgram10kServices(b *testing.B) {
 				copy(in[ctxLocalIPv6:], a[:])
 			}
 			for b.Loop() {
-				if _, err := r.tables.program.Run(&ebpf.RunOptions{Context: in, Repeat: 1000}); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, must.Err(r.tables.program.Run(&ebpf.RunOptions{Context: in, Repeat: 1000})))
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/1000, "ns/lookup")
 		})

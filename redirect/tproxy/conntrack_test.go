@@ -5,13 +5,11 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // With the table of connection tracking full, everything that is ours goes on:
@@ -31,14 +29,14 @@ func TestFullConntrackTable(t *testing.T) {
 	web, gone, out, own, own6 := tcp("10.96.0.10:80"), tcp("10.96.0.20:80"), tcp("192.0.2.10:80"), tcp("10.1.0.1:30080"), tcp("[fd00:1::1]:30080")
 	lab.Node.EchoTCPAt(t, "[fd00:1::1]:30080")
 	r := newRedirector(t, lab.Node, Options{})
-	with := func(parts ...any) redirect.Plan {
-		p := planOf(append(parts, steerTo(f, web, tcp("[fd01::10]:80"), out), onNonLocal(out), refusing(tcp("10.96.0.11:80"), tcp("192.0.2.10:81"), udp("10.96.0.11:53")))...)
+	with := func(parts ...func(*redirect.Plan)) redirect.Plan {
+		p := steering.Plan(append(parts, steering.Steer(f, web, tcp("[fd01::10]:80"), out), steering.Refuse(tcp("10.96.0.11:80"), tcp("192.0.2.10:81"), udp("10.96.0.11:53")))...)
 		for _, d := range []service.Destination{own, own6} {
 			p.Own = p.Own.With(d, struct{}{})
 		}
 		return p
 	}
-	apply(t, r, with(steerTo(f, gone)))
+	apply(t, r, with(steering.Steer(f, gone)))
 	var conns []*steering.Held
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		conns = append(conns, steering.Hold(t, from, gone))
@@ -60,9 +58,7 @@ func TestFullConntrackTable(t *testing.T) {
 			{tcp("10.96.0.10:81"), "refused"},
 			{tcp("192.0.2.10:81"), "refused"},
 		} {
-			if got := steering.Reach(t, from, c.to, ""); got != c.want {
-				t.Errorf("from %s to %s: got %q, want %q", from.Name(), c.to, got, c.want)
-			}
+			steering.Expect(t, from, c.to, c.want)
 		}
 	}
 	for _, o := range conns {
@@ -100,33 +96,9 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	r := newRedirector(t, lab.Node, Options{})
-	plan := planOf()
+	plan := steering.Plan()
 	plan.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
 	apply(t, r, plan)
 	lab.Node.TrackConnections(t)
-	for _, endpoint := range []netip.AddrPort{
-		netip.AddrPortFrom(lab.Backends[0].IPv4, 8080), netip.AddrPortFrom(lab.Backends[0].IPv6, 8080),
-	} {
-		for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
-			before := lab.Node.Tracked(t)
-			var fd int
-			must.OK(t, sys.InNetNS(lab.Node.FD(), func() (err error) {
-				var e sys.Errno
-				if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
-					err = e
-				}
-				return err
-			}))
-			t.Cleanup(func() { sys.Close(fd) })
-			wait.For(t, "a connection to "+endpoint.String(), patience, func() error {
-				if e := sys.ConnectResult(fd); e != 0 {
-					return e
-				}
-				return nil
-			})
-			if more := lab.Node.Tracked(t) - before; more > 0 != (mark == 0) {
-				t.Errorf("a socket with the mark %#x to %s: %d more connections are tracked", mark, endpoint, more)
-			}
-		}
-	}
+	steering.Untracked(t, lab, r)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -34,25 +33,6 @@ func elsewhere(t *testing.T, lab *netns.Lab, addrs ...string) {
 	}
 }
 
-// onNonLocal makes the addresses of destinations foreign.
-func onNonLocal(ds ...service.Destination) func(*redirect.Plan) {
-	return func(p *redirect.Plan) {
-		for _, d := range ds {
-			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
-			p.ClusterIPs = p.ClusterIPs.Without(d.Addr)
-		}
-	}
-}
-
-func lingering(ds ...service.Destination) func(*redirect.Plan) {
-	return func(p *redirect.Plan) {
-		for _, d := range ds {
-			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
-			p.Lingering = p.Lingering.With(d, struct{}{})
-		}
-	}
-}
-
 // Rule A3.13: of an address that is not ours, the listed ports are taken, from
 // other hosts and from the node itself, and everything else goes on as if we
 // were not there.
@@ -69,17 +49,16 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 	lab.Node.EchoTCP(t, 83) // a wildcard server of the host
 	r := newRedirector(t, lab.Node, Options{})
 	var conns []*steering.Held
-	var parts []any
+	var parts []func(*redirect.Plan)
 	for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
 		conns = append(conns, steering.Hold(t, lab.Client, tcp(a+":80"))) // a connection past us
 		parts = append(parts,
-			steerTo(f, tcp(a+":80")),
-			refusing(tcp(a+":81"), udp(a+":54")),
-			silencing(tcp(a+":82")),
-			onNonLocal(tcp(a+":80")),
+			steering.Steer(f, tcp(a+":80")),
+			steering.Refuse(tcp(a+":81"), udp(a+":54")),
+			steering.Silent(tcp(a+":82")),
 		)
 	}
-	plan := planOf(parts...)
+	plan := steering.Plan(parts...)
 	apply(t, r, plan)
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
@@ -88,13 +67,9 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 				{":81", "refused"},
 				{":83", "b1:83"},
 			} {
-				if got := steering.Reach(t, from, tcp(a+c.port), ""); got != c.want {
-					t.Errorf("from %s to %s: got %q, want %q", from.Name(), a+c.port, got, c.want)
-				}
+				steering.Expect(t, from, tcp(a+c.port), c.want)
 			}
-			if steering.Reach(t, from, tcp(a+":82"), steering.Silence) != steering.Silence {
-				t.Errorf("from %s to %s:82: an answer, want silence", from.Name(), a)
-			}
+			steering.Expect(t, from, tcp(a+":82"), steering.Silence)
 			if got := askUDP(t, from, a+":53"); got != "an answer" {
 				t.Errorf("from %s to UDP %s:53: got %q", from.Name(), a, got)
 			}
@@ -110,8 +85,8 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 		name string
 		plan redirect.Plan
 	}{
-		{"no endpoints", planOf(refusing(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")), onNonLocal(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
-		{"service gone", planOf(lingering(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
+		{"no endpoints", steering.Plan(steering.Refuse(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
+		{"service gone", steering.Plan(steering.Linger(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
 		{"back again", plan},
 	} {
 		apply(t, r, step.plan)
@@ -121,9 +96,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 		if step.name == "service gone" {
 			for _, from := range []*netns.Host{lab.Client, lab.Node} {
 				for _, d := range []string{"192.0.2.10:80", "[2001:db8::10]:80"} {
-					if got := steering.Reach(t, from, tcp(d), ""); got != "b1:80" {
-						t.Errorf("%s: from %s: got %q, want to pass", step.name, from.Name(), got)
-					}
+					steering.Expect(t, from, tcp(d), "b1:80", step.name)
 				}
 			}
 		}
@@ -176,7 +149,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				check()
 			}
 			r := newRedirector(t, lab.Node, Options{})
-			apply(t, r, planOf())
+			apply(t, r, steering.Plan())
 			if strict == "after" {
 				check()
 				if repaired, err := r.Verify(); repaired || err != nil {
@@ -271,21 +244,17 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 	must.OK(t, lab.Node.Netlink().RuleAdd(rule))
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
-	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onNonLocal(tcp("192.0.2.10:80")))
+	plan := steering.Plan(steering.Steer(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")))
 	var clash *redirect.ClashError
 	if err := r.Apply(plan); !errors.As(err, &clash) {
 		t.Errorf("got %v, want a clash", err)
 	}
 	for to, want := range map[string]string{"192.0.2.10:80": "b1:80", "10.96.0.10:80": "front for 10.96.0.10:80"} {
-		if got := steering.Reach(t, lab.Client, tcp(to), ""); got != want {
-			t.Errorf("to %s: got %q, want %q", to, got, want)
-		}
+		steering.Expect(t, lab.Client, tcp(to), want)
 	}
 	must.OK(t, lab.Node.Netlink().RuleDel(rule))
 	apply(t, r, plan)
-	if got := steering.Reach(t, lab.Client, tcp("192.0.2.10:80"), ""); got != "front for 192.0.2.10:80" {
-		t.Errorf("after the clash: got %q", got)
-	}
+	steering.Expect(t, lab.Client, tcp("192.0.2.10:80"), "front for 192.0.2.10:80")
 }
 
 // An address that turns from a cluster IP to a foreign one, and back.
@@ -295,9 +264,10 @@ func TestAddressThatChangesSides(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 81)
 	f := steering.NewFront(t, lab.Node, "front")
 	web, other := tcp("10.97.0.10:80"), tcp("10.97.0.10:81")
-	inside := planOf(steerTo(f, web))
+	inside := steering.Plan(steering.Steer(f, web))
 	inside.Local = redirect.LocalOf(append(redirect.Ranges(inside.Local), netip.MustParsePrefix("10.97.0.10/32"))...)
-	outside := planOf(steerTo(f, web), onNonLocal(web))
+	outside := steering.Plan(steering.Steer(f, web))
+	outside.NonLocal, outside.ClusterIPs = outside.ClusterIPs, outside.NonLocal
 	r := newRedirector(t, lab.Node, Options{})
 	for _, step := range []struct {
 		plan  redirect.Plan
@@ -305,12 +275,8 @@ func TestAddressThatChangesSides(t *testing.T) {
 	}{{inside, "refused"}, {outside, "b1:81"}, {inside, "refused"}} {
 		apply(t, r, step.plan)
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
-			if got := steering.Reach(t, from, web, ""); got != f.Says(web) {
-				t.Errorf("from %s: got %q", from.Name(), got)
-			}
-			if got := steering.Reach(t, from, other, ""); got != step.other {
-				t.Errorf("from %s to the other port: got %q, want %q", from.Name(), got, step.other)
-			}
+			steering.Expect(t, from, web, f.Says(web))
+			steering.Expect(t, from, other, step.other)
 		}
 		if repaired, err := r.Verify(); repaired || err != nil {
 			t.Errorf("verify: %v, %v", repaired, err)

@@ -37,7 +37,7 @@ func TestRulesAboutStateAreNoticed(t *testing.T) {
 		t.Run(string(choice), func(t *testing.T) {
 			lab := netns.NewLab(t, 0)
 			r := newRedirector(t, lab.Node, Options{Conntrack: choice})
-			apply(t, r, planOf())
+			apply(t, r, steering.Plan())
 			lab.Node.TrackConnections(t) // a rule that decides nothing
 			verify := func() {
 				t.Helper()

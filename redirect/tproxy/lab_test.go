@@ -1,12 +1,10 @@
 package tproxy
 
 import (
-	"net/netip"
 	"os"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -14,53 +12,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-func tcp(s string) service.Destination  { return destination(s, service.TCP) }
-func udp(s string) service.Destination  { return destination(s, service.UDP) }
-func sctp(s string) service.Destination { return destination(s, service.SCTP) }
-
-func destination(s string, p service.Protocol) service.Destination {
-	ap := netip.MustParseAddrPort(s)
-	return service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
-}
-
-// planOf makes a plan with the usual service ranges.
-func planOf(parts ...any) redirect.Plan {
-	p := redirect.Plan{
-		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")),
-	}
-	for _, part := range parts {
-		part.(func(*redirect.Plan))(&p)
-	}
-	return p
-}
-
-// steerTo adds destinations to a plan and makes their addresses cluster IPs.
-func steerTo(f *steering.Front, ds ...service.Destination) func(*redirect.Plan) {
-	return func(p *redirect.Plan) {
-		for _, d := range ds {
-			p.Steer = p.Steer.With(d, f.Target(d))
-			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
-		}
-	}
-}
-
-func refusing(ds ...service.Destination) func(*redirect.Plan) {
-	return func(p *redirect.Plan) {
-		for _, d := range ds {
-			p.Refuse = p.Refuse.With(d, struct{}{})
-			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
-		}
-	}
-}
-
-func silencing(ds ...service.Destination) func(*redirect.Plan) {
-	return func(p *redirect.Plan) {
-		for _, d := range ds {
-			p.Silent = p.Silent.With(d, struct{}{})
-			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
-		}
-	}
-}
+var tcp, udp, sctp = steering.TCP, steering.UDP, steering.SCTP
 
 // newRedirector makes one inside the node, closed at the end of the test.
 func newRedirector(t testing.TB, node *netns.Host, opts Options) *Redirector {

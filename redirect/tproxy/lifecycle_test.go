@@ -1,80 +1,23 @@
 package tproxy
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
-
-// Rules A8.1, A8.7: whatever becomes of a destination, its connections live on,
-// and new ones go by the new plan at once.
-func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
-	lab := netns.NewLab(t, 1)
-	first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
-	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
-	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(first, web4, web6)))
-	var conns []*steering.Held
-	hosts := []*netns.Host{lab.Client, lab.Node}
-	for _, from := range hosts {
-		conns = append(conns, steering.Hold(t, from, web4), steering.Hold(t, from, web6))
-	}
-	bystander := planOf(steerTo(second, tcp("10.96.0.20:80")))
-	for _, step := range []struct {
-		name string
-		plan redirect.Plan
-		want func(service.Destination) string
-	}{
-		{"another listener", planOf(steerTo(second, web4, web6)), second.Says},
-		{"no endpoints", planOf(refusing(web4, web6)), func(service.Destination) string { return "refused" }},
-		{"another port only", planOf(refusing(tcp("10.96.0.10:81"), tcp("[fd01::10]:81"))), func(service.Destination) string { return "refused" }},
-		{"service gone", bystander, nil},
-		{"back again", planOf(steerTo(second, web4, web6)), second.Says},
-	} {
-		apply(t, r, step.plan)
-		for _, c := range conns {
-			c.Works(t, step.name)
-		}
-		for _, from := range hosts {
-			for _, d := range []service.Destination{web4, web6} {
-				if step.want == nil {
-					if steering.Reach(t, from, d, steering.Silence) != steering.Silence {
-						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), d)
-					}
-					continue
-				}
-				if got := steering.Reach(t, from, d, ""); got != step.want(d) {
-					t.Errorf("%s: from %s: got %q, want %q", step.name, from.Name(), got, step.want(d))
-				}
-			}
-		}
-	}
-	apply(t, r, bystander)
-	for _, c := range conns { // the ends of connections pass too
-		_ = c.Conn.(*net.TCPConn).CloseWrite()
-		_ = c.SetReadDeadline(time.Now().Add(patience))
-		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, syscall.ETIMEDOUT) {
-			t.Errorf("close of the connection from %s: %d bytes, %v", c.LocalAddr(), n, err)
-		}
-	}
-}
 
 // A new process takes over what a killed one left: to a client that connects
 // all the time, nothing happens.
@@ -87,7 +30,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 
 	killed, err := New(opts)
 	must.OK(t, err)
-	plan := planOf(steerTo(first, web, tcp("10.97.0.1:80")), refusing(tcp("10.96.0.99:1")))
+	plan := steering.Plan(steering.Steer(first, web, tcp("10.97.0.1:80")), steering.Refuse(tcp("10.96.0.99:1")))
 	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
 	old := steering.Hold(t, lab.Client, web)
@@ -109,7 +52,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	}()
 	r := newRedirector(t, lab.Node, Options{})
 	for range 20 { // each fills the table anew
-		apply(t, r, planOf(steerTo(second, web)))
+		apply(t, r, steering.Plan(steering.Steer(second, web)))
 		r.filter.synced = false
 	}
 	close(stop)
@@ -125,7 +68,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	must.OK(t, err)
 	fresh := netns.NewLab(t, 0)
 	again := newRedirector(t, fresh.Node, Options{})
-	apply(t, again, planOf(steerTo(second, web)))
+	apply(t, again, steering.Plan(steering.Steer(second, web)))
 	want, err := Dump(Options{Routes: route.Options{NetNS: fresh.Node.FD()}})
 	if err != nil || got != want {
 		t.Errorf("%v: taken over:\n%s\nmade from nothing:\n%s", err, got, want)
@@ -162,13 +105,13 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 }
 
 func bigPlan(f *steering.Front, services int) redirect.Plan {
-	p := planOf()
+	p := steering.Plan()
 	p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.97.0.0/16"), netip.MustParsePrefix("10.98.7.7/32"))...)
 	a4, a6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd01::10")
 	for i := range services {
 		for _, a := range []netip.Addr{a4, a6} {
-			steerTo(f, service.Destination{Addr: a, Port: 80, Protocol: service.TCP})(&p)
-			refusing(service.Destination{Addr: a, Port: 81, Protocol: service.TCP})(&p)
+			steering.Steer(f, service.Destination{Addr: a, Port: 80, Protocol: service.TCP})(&p)
+			steering.Refuse(service.Destination{Addr: a, Port: 81, Protocol: service.TCP})(&p)
 		}
 		if i%2 == 0 {
 			a6 = a6.Next()
@@ -186,18 +129,12 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 	before := lab.Node.Dump(t)
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, bigPlan(steering.NewFront(t, lab.Node, "front"), 100))
-	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
+	apply(t, r, steering.Plan(steering.Refuse(tcp("10.96.0.10:80"))))
 	if lab.Node.Dump(t) == before {
 		t.Fatal("the dump shows nothing")
 	}
 	must.OK(t, r.Close())
-	compare(t, before, lab.Node.Dump(t))
-	if err := r.Apply(planOf()); !errors.Is(err, mode.ErrClosed) {
-		t.Errorf("apply after close: %v", err)
-	}
-	if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
-		t.Errorf("verify after close: %v", err)
-	}
+	steering.Same(t, before, lab.Node.Dump(t))
 }
 
 func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
@@ -211,7 +148,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	}
 	r, err := New(opts)
 	must.OK(t, err)
-	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
+	apply(t, r, steering.Plan(steering.Refuse(tcp("10.96.0.10:80"))))
 	r.Router.Close() // killed
 	r.filter.close()
 	removed, err := Cleanup(opts)
@@ -231,23 +168,5 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	if err != nil || !slices.Equal(removed, want) {
 		t.Errorf("got %q, %v, want %q", removed, err, want)
 	}
-	compare(t, before, lab.Node.Dump(t))
-}
-
-func compare(t *testing.T, before, after string) {
-	t.Helper()
-	if before == after {
-		return
-	}
-	was, is := strings.Split(before, "\n"), strings.Split(after, "\n")
-	for _, l := range was {
-		if !slices.Contains(is, l) {
-			t.Errorf("gone: %s", l)
-		}
-	}
-	for _, l := range is {
-		if !slices.Contains(was, l) {
-			t.Errorf("left: %s", l)
-		}
-	}
+	steering.Same(t, before, lab.Node.Dump(t))
 }

@@ -36,7 +36,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 			t.Errorf("%s: verify: %v, %v", what, repaired, err)
 		}
 	}
-	least := planOf()
+	least := steering.Plan()
 	least.NodeSourceOnly = true
 	foreign := least
 	foreign.NonLocal = foreign.NonLocal.With(netip.MustParseAddr("192.0.2.10"), struct{}{})
@@ -47,7 +47,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	check("an address that is not ours", true, true)
 	apply(t, r, least)
 	check("without it", false, true)
-	clients := planOf()
+	clients := steering.Plan()
 	apply(t, r, clients)
 	check("clients' own addresses", false, true)
 	apply(t, r, least)

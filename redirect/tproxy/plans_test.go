@@ -110,7 +110,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 // randomPlan has few addresses, so that plans overlap, and ranges that lie
 // next to each other and within each other.
 func randomPlan(rnd *rand.Rand) redirect.Plan {
-	p := planOf()
+	p := steering.Plan()
 	p.Local = redirect.LocalOf()
 	for i := range byte(24) {
 		a := netip.AddrFrom4([4]byte{10, 96, 0, i})
@@ -191,7 +191,7 @@ func TestLargePlanInSeveralTransactions(t *testing.T) {
 		apply(t, r, p)
 		got, err := Dump(r.opts)
 		if want := describePlan(p, source); err != nil || got != want {
-			compare(t, want, got)
+			steering.Same(t, want, got)
 			t.Fatalf("%d services: %v", services, err)
 		}
 	}
@@ -230,7 +230,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	elsewhere := newRedirector(t, outside, Options{}) // for its routes: it has all of them
-	apply(t, elsewhere, planOf())
+	apply(t, elsewhere, steering.Plan())
 	if _, err := elsewhere.filter.remove(); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 	f := steering.NewFront(t, lab.Node, "front")
 	web := tcp("10.96.0.10:80")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web)))
+	apply(t, r, steering.Plan(steering.Steer(f, web)))
 	type answer struct{ from, got string }
 	answers := map[answer]int{}
 	stop, done := make(chan struct{}), make(chan map[answer]int)
@@ -259,7 +259,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 11))
 	for i := range 300 {
 		p := randomPlan(rnd)
-		steerTo(f, web)(&p)
+		steering.Steer(f, web)(&p)
 		p.Refuse = p.Refuse.Without(web)
 		p.Silent = p.Silent.Without(web)
 		switch rnd.IntN(3) {
@@ -329,7 +329,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 		plan redirect.Plan
 		want string
 	}{
-		{planOf(steerTo(f, sctp("10.96.0.10:80"))), "SCTP 10.96.0.10:80: the kernel's tproxy carries TCP and UDP only"},
+		{steering.Plan(steering.Steer(f, sctp("10.96.0.10:80"))), "SCTP 10.96.0.10:80: the kernel's tproxy carries TCP and UDP only"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("fd00::/16"))}, "this node's own address fd00:1::1"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "it holds every address"},
@@ -362,7 +362,7 @@ func TestRouteOfSomebodyElse(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	somebodyElses(t, lab.Node.Namespace)
 	r := newRedirector(t, lab.Node, Options{})
-	p := planOf()
+	p := steering.Plan()
 	p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.200.0.0/16"))...) // local already
 	apply(t, r, p)
 	p.Local = redirect.LocalOf(netip.MustParsePrefix("10.1.0.255/32")) // the broadcast address of an interface

@@ -16,7 +16,7 @@ func TestCountsAreNoDamage(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	none := tcp("10.96.0.11:80")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(refusing(none)))
+	apply(t, r, steering.Plan(steering.Refuse(none)))
 	count := func(want uint64) {
 		t.Helper()
 		if got := steering.Reach(t, lab.Client, none, steering.Refused); got != steering.Refused {

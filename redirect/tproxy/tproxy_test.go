@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -14,24 +13,6 @@ import (
 // which patience waits.
 const silence, patience = 100 * time.Millisecond, 20 * time.Second
 
-// Facts F2, F3, F8: steered from another host and from the node itself, over
-// IPv4 and IPv6, with the original destination kept and the node's address as
-// the source of what the node itself sends.
-func TestSteersFromAnotherHostAndFromTheNode(t *testing.T) {
-	lab := netns.NewLab(t, 1)
-	f := steering.NewFront(t, lab.Node, "front")
-	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
-	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web4, web6)))
-	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
-		for _, d := range []service.Destination{web4, web6} {
-			if got := steering.Reach(t, from, d, ""); got != f.Says(d) {
-				t.Errorf("from %s: got %q, want %q", from.Name(), got, f.Says(d))
-			}
-		}
-	}
-}
-
 // Rules A3.4, A3.5, A3.12, facts F4, F6: what is refused gives ECONNREFUSED to
 // connect, what is silent gives nothing, a host's wildcard server is not reachable by a service's address,
 // and an address that no service has is silent.
@@ -40,10 +21,10 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 	lab.Node.EchoTCP(t, 8080) // a wildcard server of the host
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(
-		steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")),
-		refusing(tcp("10.96.0.11:80"), tcp("[fd01::11]:80"), udp("10.96.0.11:53"), udp("[fd01::11]:53"), sctp("10.96.0.11:9")),
-		silencing(tcp("10.96.0.12:80"), tcp("[fd01::12]:80")),
+	apply(t, r, steering.Plan(
+		steering.Steer(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")),
+		steering.Refuse(tcp("10.96.0.11:80"), tcp("[fd01::11]:80"), udp("10.96.0.11:53"), udp("[fd01::11]:53"), sctp("10.96.0.11:9")),
+		steering.Silent(tcp("10.96.0.12:80"), tcp("[fd01::12]:80")),
 	))
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, c := range []struct{ to, want string }{
@@ -58,14 +39,10 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 			{"10.1.0.1:8080", "node:8080"},
 			{"[fd00:1::1]:8080", "node:8080"},
 		} {
-			if got := steering.Reach(t, from, tcp(c.to), ""); got != c.want {
-				t.Errorf("from %s to TCP %s: got %q, want %q", from.Name(), c.to, got, c.want)
-			}
+			steering.Expect(t, from, tcp(c.to), c.want)
 		}
 		for _, to := range []string{"10.96.0.12:80", "[fd01::12]:80", "10.96.0.99:80", "[fd01::99]:80", "10.96.0.99:8080", "[fd01::99]:8080"} {
-			if steering.Reach(t, from, tcp(to), steering.Silence) != steering.Silence {
-				t.Errorf("from %s to TCP %s: an answer, want silence", from.Name(), to)
-			}
+			steering.Expect(t, from, tcp(to), steering.Silence)
 		}
 		for _, to := range []string{"10.96.0.11:53", "[fd01::11]:53", "10.96.0.10:53", "[fd01::10]:53"} {
 			if got := askUDP(t, from, to); got != "refused" {
@@ -89,13 +66,9 @@ func TestStrictSourceChecks(t *testing.T) {
 	f := steering.NewFront(t, lab.Node, "front")
 	web := tcp("10.96.0.10:80")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web), refusing(tcp("10.96.0.11:80"))))
+	apply(t, r, steering.Plan(steering.Steer(f, web), steering.Refuse(tcp("10.96.0.11:80"))))
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
-		if got := steering.Reach(t, from, web, ""); got != f.Says(web) {
-			t.Errorf("from %s: got %q", from.Name(), got)
-		}
-		if got := steering.Reach(t, from, tcp("10.96.0.11:80"), ""); got != "refused" {
-			t.Errorf("from %s: got %q, want a refusal", from.Name(), got)
-		}
+		steering.Expect(t, from, web, f.Says(web))
+		steering.Expect(t, from, tcp("10.96.0.11:80"), "refused")
 	}
 }

@@ -32,7 +32,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 	if repaired, err := r.Verify(); repaired || err != nil {
 		t.Errorf("before the first plan: %v, %v", repaired, err)
 	}
-	apply(t, r, planOf(steerTo(f, web4, web6), refusing(tcp("10.96.0.11:80"))))
+	apply(t, r, steering.Plan(steering.Steer(f, web4, web6), steering.Refuse(tcp("10.96.0.11:80"))))
 	want, err := Dump(r.opts)
 	must.OK(t, err)
 	conns := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Client, web6), steering.Hold(t, lab.Node, web4), steering.Hold(t, lab.Node, web6)}
@@ -109,9 +109,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		for _, o := range conns {
 			o.Works(t, c.name)
 		}
-		if got := steering.Reach(t, lab.Client, web4, ""); got != f.Says(web4) {
-			t.Errorf("%s: got %q", c.name, got)
-		}
+		steering.Expect(t, lab.Client, web4, f.Says(web4), c.name)
 	}
 }
 
@@ -129,16 +127,14 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"))))
+	apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"))))
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
 	must.OK(t, err)
 	conn.FlushRuleset()
 	must.OK(t, conn.Flush())
-	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
+	apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
 	for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
-		if got := steering.Reach(t, lab.Client, tcp(d), ""); got != f.Says(tcp(d)) {
-			t.Errorf("got %q", got)
-		}
+		steering.Expect(t, lab.Client, tcp(d), f.Says(tcp(d)))
 	}
 }
 
@@ -153,7 +149,7 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 		return netip.MustParseAddrPort(c.LocalAddr().String()).Addr().String()
 	}
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web)))
+	apply(t, r, steering.Plan(steering.Steer(f, web)))
 	if got := source(); got != "10.1.0.1" {
 		t.Errorf("source %s, want the first global address", got)
 	}
@@ -172,12 +168,12 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	must.OK(t, r.Close())
 	must.OK(t, lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")))
 	asked := newRedirector(t, lab.Node, Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}})
-	apply(t, asked, planOf(steerTo(f, web)))
+	apply(t, asked, steering.Plan(steering.Steer(f, web)))
 	if got := source(); got != "10.0.0.1" {
 		t.Errorf("source %s, want the one that was asked for", got)
 	}
 	wrong := Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Table: "wrong"}
-	if err := newRedirector(t, lab.Node, wrong).Apply(planOf()); !errors.Is(err, syscall.EINVAL) {
+	if err := newRedirector(t, lab.Node, wrong).Apply(steering.Plan()); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("an address that the node does not have: %v", err)
 	}
 }
@@ -202,7 +198,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 	lab.Node.TrackConnections(t)
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
-	with := planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")), refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
+	with := steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")), steering.Refuse(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
 	apply(t, r, with)
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, d := range []string{"10.96.0.10:80", "[fd01::10]:80", "10.96.0.11:80", "10.96.0.10:81"} {
@@ -211,16 +207,14 @@ func TestConntrackSeesNothing(t *testing.T) {
 		askUDP(t, from, "10.96.0.11:53")
 		steering.Reach(t, from, tcp("10.96.0.99:80"), steering.Silence)
 		outlives := steering.Hold(t, from, tcp("10.96.0.10:80"))
-		apply(t, r, planOf())
+		apply(t, r, steering.Plan())
 		outlives.Works(t, "service gone")
 		apply(t, r, with)
 	}
 	if list := tracked(); len(list) != 0 {
 		t.Errorf("tracked: %q", list)
 	}
-	if got := steering.Reach(t, lab.Client, tcp("10.2.1.2:8080"), ""); got != "b1:8080" {
-		t.Errorf("straight to the backend: %q", got)
-	}
+	steering.Expect(t, lab.Client, tcp("10.2.1.2:8080"), "b1:8080")
 	if list := tracked(); len(list) != 1 {
 		t.Errorf("a connection that is not ours: tracked %q, want one", list)
 	}
@@ -280,7 +274,7 @@ func TestFlushIsNoticed(t *testing.T) {
 	f := steering.NewFront(t, lab.Node, "front")
 	web, out := tcp("10.96.0.10:80"), tcp("192.0.2.10:80")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web, out), onNonLocal(out)))
+	apply(t, r, steering.Plan(steering.Steer(f, web, out)))
 	want, err := Dump(r.opts)
 	must.OK(t, err)
 	upstream, err := dialAs(lab.Node, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 10001), "10.2.1.2:8080")

@@ -73,6 +73,14 @@ func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) s
 	return string(name)
 }
 
+// Expect fails the test if Reach is not as expected. when is what has been done.
+func Expect(t testing.TB, from *netns.Host, d service.Destination, want string, when ...string) {
+	t.Helper()
+	if got := Reach(t, from, d, want); got != want {
+		t.Errorf("%s: from %s to %s: got %q, want %q", when, from.Name(), d, got, want)
+	}
+}
+
 func describe(err error) string {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

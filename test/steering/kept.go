@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -79,9 +80,7 @@ func Kept(t *testing.T, open func(t testing.TB, node *netns.Host) redirect.Redir
 			if got := exchange(lab.Node, "tcp", as, netip.AddrPortFrom(pair.endpoint, 8081).String()); !strings.Contains(got, "refused") {
 				t.Errorf("a closed port as %s, masqueraded %v: %s", as, masqueraded, got)
 			}
-			if got := connectMarked(t, lab.Node, to, replies.Mark); got != nil {
-				t.Errorf("a socket on the node's address to %s, masqueraded %v: %v", to, masqueraded, got)
-			}
+			connectMarked(t, lab.Node, to, replies.Mark)
 		}
 	}
 }
@@ -109,27 +108,38 @@ func say(c net.Conn) string {
 	return string(answer[:n])
 }
 
-// connectMarked connects a socket on the node's address that has a mark.
-func connectMarked(t *testing.T, node *netns.Host, to netip.AddrPort, mark uint32) error {
+// Untracked opens sockets on the node's address to its endpoint at port 8080. Connection
+// tracking knows those with the mark of the Redirector's sockets not, and the others.
+func Untracked(t *testing.T, lab *netns.Lab, r redirect.Redirector) {
 	t.Helper()
-	var fd int
-	if err := sys.InNetNS(node.FD(), func() error {
-		var e sys.Errno
-		if fd, e = sys.ConnectTCP(to, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
-			return e
+	for _, host := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
+		for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
+			before := lab.Node.Tracked(t)
+			connectMarked(t, lab.Node, netip.AddrPortFrom(host, 8080), mark)
+			if more := lab.Node.Tracked(t) - before; more > 0 != (mark == 0) {
+				t.Errorf("a socket with the mark %#x to %s: %d more connections are tracked", mark, host, more)
+			}
 		}
-		return nil
-	}); err != nil {
-		return err
 	}
-	defer sys.Close(fd)
-	wait.For(t, "a connection to "+to.String(), patience, func() error {
-		if e := sys.ConnectResult(fd); e != 0 {
+}
+
+// connectMarked connects a socket on the node's address that has a mark, until the test
+// ends.
+func connectMarked(t *testing.T, node *netns.Host, to netip.AddrPort, mark uint32) {
+	t.Helper()
+	must.OK(t, sys.InNetNS(node.FD(), func() error {
+		fd, e := sys.ConnectTCP(to, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark})
+		if e != 0 && e != sys.EINPROGRESS {
 			return e
 		}
-		return nil
-	})
-	return nil
+		t.Cleanup(func() { sys.Close(fd) })
+		return wait.Poll(patience, func() error {
+			if e := sys.ConnectResult(fd); e != 0 {
+				return e
+			}
+			return nil
+		})
+	}))
 }
 
 // nft gives nft a text.

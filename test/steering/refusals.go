@@ -46,9 +46,7 @@ func (s *stage) refusal(t *testing.T, counter redirect.Counter, reason redirect.
 	before, err := counter.Refused()
 	must.OK(t, err)
 	for _, d := range ds {
-		if got := Reach(t, s.Client, d, answer); got != answer {
-			t.Errorf("%s: %q, want %q", d, got, answer)
-		}
+		Expect(t, s.Client, d, answer)
 	}
 	told, err := counter.Refused()
 	must.OK(t, err)

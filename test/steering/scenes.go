@@ -2,10 +2,11 @@ package steering
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"strings"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -28,9 +29,14 @@ func whoReachesWhat(t *testing.T, m Mode) {
 	s.Node.EchoUDP(t, 53)
 	web, dns := both(service.TCP, "10.96.0.10", "fd01::10", 80), both(service.UDP, "10.96.0.10", "fd01::10", 5353)
 	none, quiet := all("10.96.0.11", "fd01::11", 80), all("10.96.0.12", "fd01::12", 80)
-	s.apply(t, Plan(Steer(s.front, web...), Steer(s.front, dns...), Refuse(none...), Silent(quiet...)))
+	parts := []func(*redirect.Plan){Steer(s.front, web...), Steer(s.front, dns...), Refuse(none...), Silent(quiet...)}
+	other, elsewhere := s.another(t), both(service.TCP, "10.96.0.20", "fd01::20", 80)
+	s.apply(t, Plan(append(parts, Steer(other, elsewhere...))...))
 
 	s.fromEverywhere(t, "served", served, web...)
+	for _, d := range elsewhere {
+		s.fromEverywhere(t, "served by another listener", other.Says(d), d)
+	}
 	s.fromEverywhere(t, "served", served, dns...)
 	s.fromEverywhere(t, "no endpoints (A3.4)", Refused, none...)
 	s.fromEverywhere(t, "none on this node (A3.5)", Silence, quiet...)
@@ -45,13 +51,8 @@ func whoReachesWhat(t *testing.T, m Mode) {
 		s.fromEverywhere(t, "a port of the host's, where nobody is (F4)", Silence, both(service.UDP, "10.96.77.77", "fd01::7777", 53)...)
 		s.fromEverywhere(t, "the host's port, refused (F4)", Refused, both(service.TCP, "10.96.0.11", "fd01::11", 80)...)
 	}
-	host := service.Destination{Addr: s.Node.IPv4, Port: hostPort, Protocol: service.TCP}
-	for _, a := range []netip.Addr{s.Node.IPv4, s.Node.IPv6} {
-		host.Addr = a
-		if got := Reach(t, s.Client, host, "node"); !strings.HasPrefix(got, "node:") {
-			t.Errorf("the host's own server at %s: %q", a, got)
-		}
-	}
+	s.fromEverywhere(t, "the host's own server", fmt.Sprintf("node:%d", hostPort), both(service.TCP, s.Node.IPv4.String(), s.Node.IPv6.String(), hostPort)...)
+	s.fromEverywhere(t, "the host's own server", "node:53", both(service.UDP, s.Node.IPv4.String(), s.Node.IPv6.String(), 53)...)
 }
 
 // nonLocal: of a non-local address, only the ports in the plan are steered; other
@@ -74,10 +75,11 @@ func nonLocal(t *testing.T, m Mode) {
 	taken, refused := all("192.0.2.10", "2001:db8::10", 80), both(service.TCP, "192.0.2.10", "2001:db8::10", 82)
 	quiet, lingering := both(service.TCP, "192.0.2.10", "2001:db8::10", 83), both(service.TCP, "192.0.2.10", "2001:db8::10", 84)
 	base := []func(*redirect.Plan){Steer(s.front, taken...), Refuse(refused...), Silent(quiet...)}
-	s.apply(t, Plan(append(base, Steer(s.front, lingering...))...))
+	ending := slices.Concat(refused, quiet, lingering)
+	s.apply(t, Plan(Steer(s.front, taken...), Steer(s.front, ending...)))
 	var held []*Held
 	for _, from := range []*netns.Host{s.Client, s.Node} {
-		for _, d := range lingering {
+		for _, d := range ending {
 			held = append(held, Hold(t, from, d))
 		}
 	}
@@ -102,13 +104,11 @@ func nonLocal(t *testing.T, m Mode) {
 			if m.OwnLingeringRefuses && from == s.Node {
 				want = Refused
 			}
-			if got := Reach(t, from, lingering[i], want); got != want {
-				t.Errorf("lingering: %s to %s: %q, want %q", from.Name(), lingering[i], got, want)
-			}
+			Expect(t, from, lingering[i], want, "lingering")
 		}
 	}
 	for _, h := range held {
-		h.Works(t, "lingering")
+		h.Works(t, "refused, silent or lingering")
 	}
 	for _, from := range []*netns.Host{s.Client, s.Node} {
 		for _, d := range taken[:2] {
@@ -228,11 +228,13 @@ func changes(t *testing.T, m Mode) {
 	if m.UnallocatedRefuses {
 		unnamed = Refused
 	}
+	s.front = s.another(t)
 	for _, step := range []struct {
 		name string
 		plan redirect.Plan
 		want string
 	}{
+		{"another listener", Plan(beside, Steer(s.front, every...)), served},
 		{"no endpoints", Plan(beside, Refuse(every...)), Refused},
 		{"silent", Plan(beside, Silent(every...)), Silence},
 		{"another port only", Plan(beside, Refuse(both(service.TCP, "10.96.0.10", "fd01::10", 81)...), Refuse(both(service.TCP, "10.98.0.10", "fd02::10", 81)...)), Refused},
@@ -287,9 +289,7 @@ func nothingStays(t *testing.T, m Mode) {
 		t.Errorf("repaired:\n%s\nwant:\n%s", now, during)
 	}
 	must.OK(t, s.steer.Close())
-	if after := s.Node.Dump(t); after != before {
-		t.Errorf("after Close:\n%s\nbefore:\n%s", after, before)
-	}
+	Same(t, before, s.Node.Dump(t))
 }
 
 // flushRules removes our rules and routes as `ip rule flush` and `ip route flush`
@@ -349,9 +349,7 @@ func killed(t *testing.T, m Mode) {
 	if err != nil || len(removed) == 0 {
 		t.Errorf("cleanup: %q, %v", removed, err)
 	}
-	if after := s.Node.Dump(t); after != before {
-		t.Errorf("after Cleanup:\n%s\nbefore:\n%s", after, before)
-	}
+	Same(t, before, s.Node.Dump(t))
 	if again, err := m.Cleanup(s.Node); err != nil || len(again) != 0 {
 		t.Errorf("cleanup once more: %q, %v", again, err)
 	}

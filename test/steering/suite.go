@@ -8,6 +8,8 @@ package steering
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -85,6 +87,15 @@ func (s *stage) start(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	})
+}
+
+// another returns a second front, or the first where it binds for each plan.
+func (s *stage) another(t *testing.T) *Front {
+	t.Helper()
+	if s.steer.Traits().BindEach {
+		return s.front
+	}
+	return NewFront(t, s.Node, "second")
 }
 
 func (s *stage) apply(t *testing.T, p redirect.Plan) {
@@ -186,6 +197,39 @@ func Linger(ds ...service.Destination) func(*redirect.Plan) {
 			p.Lingering = p.Lingering.With(d, struct{}{})
 			own(p, d)
 		}
+	}
+}
+
+// At returns the destination at an address and port.
+func At(s string, p service.Protocol) service.Destination {
+	a := netip.MustParseAddrPort(s)
+	return service.Destination{Addr: a.Addr(), Port: a.Port(), Protocol: p}
+}
+
+// TCP, UDP and SCTP are At for one protocol.
+func TCP(s string) service.Destination  { return At(s, service.TCP) }
+func UDP(s string) service.Destination  { return At(s, service.UDP) }
+func SCTP(s string) service.Destination { return At(s, service.SCTP) }
+
+// Same compares dumps, line by line.
+func Same(t testing.TB, before, after string) {
+	t.Helper()
+	if before == after {
+		return
+	}
+	was, is := strings.Split(before, "\n"), strings.Split(after, "\n")
+	for _, l := range was {
+		if !slices.Contains(is, l) {
+			t.Errorf("gone: %s", l)
+		}
+	}
+	for _, l := range is {
+		if !slices.Contains(was, l) {
+			t.Errorf("left: %s", l)
+		}
+	}
+	if !t.Failed() {
+		t.Errorf("not the same order:\n%s\nwas:\n%s", after, before)
 	}
 }
 
