@@ -238,8 +238,7 @@ func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 // client returns a socket on the client host that is connected to an address.
 func client(t testing.TB, h *netns.Host, to string) net.Conn {
 	t.Helper()
-	c := h.Connect(t, "udp", to)
-	return c
+	return h.Connect(t, "udp", to)
 }
 
 // ask sends a datagram and returns the answer.

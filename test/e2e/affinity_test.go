@@ -90,61 +90,58 @@ func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
 // TestPromise7_AffinityMoves: clients keep their endpoint over a take-over, with TCP and UDP, on
 // both data paths.
 func TestPromise7_AffinityMoves(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 6)
-			lab.EchoTCP(t, 8080)
-			lab.EchoUDP(t, 8080)
-			p := newProxy(t, lab.Node)
-			web := webOn(lab)
-			web.affinity = 3600
-			p.apply(web)
-			dns := web
-			dns.name, dns.vips = "dns", []string{"10.96.0.11"}
-			p.write("dns.yaml", strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP"))
-			p.start("--datapath", path)
-			type client struct {
-				host        *netns.Host
-				network, to string
-				endpoint    string
-			}
-			var clients []client
-			for _, h := range append([]*netns.Host{lab.Client}, lab.Backends...) {
-				clients = append(clients, client{h, "tcp", vip4 + ":80", ""}, client{h, "udp", "10.96.0.11:80", ""})
-			}
-			ask := func(c *client) string {
-				conn, err := c.host.Dial(c.network, c.to)
-				must.OK(t, err)
-				defer conn.Close()
-				answers := bufio.NewReader(conn)
-				for range 10 { // the kernel may drop datagrams on a busy machine
-					if _, err = conn.Write([]byte("x\n")); err != nil {
-						t.Fatal(err)
-					}
-					_ = conn.SetDeadline(time.Now().Add(startTimeout / 10))
-					name, err := answers.ReadString('\n')
-					if err == nil {
-						return name
-					}
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 6)
+		lab.EchoTCP(t, 8080)
+		lab.EchoUDP(t, 8080)
+		p := newProxy(t, lab.Node)
+		web := webOn(lab)
+		web.affinity = 3600
+		p.apply(web)
+		dns := web
+		dns.name, dns.vips = "dns", []string{"10.96.0.11"}
+		p.write("dns.yaml", strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP"))
+		p.start("--datapath", path)
+		type client struct {
+			host        *netns.Host
+			network, to string
+			endpoint    string
+		}
+		var clients []client
+		for _, h := range append([]*netns.Host{lab.Client}, lab.Backends...) {
+			clients = append(clients, client{h, "tcp", vip4 + ":80", ""}, client{h, "udp", "10.96.0.11:80", ""})
+		}
+		ask := func(c *client) string {
+			conn, err := c.host.Dial(c.network, c.to)
+			must.OK(t, err)
+			defer conn.Close()
+			answers := bufio.NewReader(conn)
+			for range 10 { // the kernel may drop datagrams on a busy machine
+				if _, err = conn.Write([]byte("x\n")); err != nil {
+					t.Fatal(err)
 				}
-				t.Fatalf("%s, %s: %v", c.host.Name(), c.network, err)
-				return ""
-			}
-			for i := range clients {
-				clients[i].endpoint = ask(&clients[i])
-			}
-			next := *p
-			next.start("--datapath", path, "--take-over")
-			p.awaitLog("another sluice has taken over")
-			// In another order: each would get another endpoint.
-			for i := range clients {
-				c := &clients[len(clients)-1-i]
-				if said := ask(c); said != c.endpoint {
-					t.Errorf("%s, %s: %s answers, before %s", c.host.Name(), c.network, said, c.endpoint)
+				_ = conn.SetDeadline(time.Now().Add(startTimeout / 10))
+				name, err := answers.ReadString('\n')
+				if err == nil {
+					return name
 				}
 			}
-			next.stop()
-		})
-	}
+			t.Fatalf("%s, %s: %v", c.host.Name(), c.network, err)
+			return ""
+		}
+		for i := range clients {
+			clients[i].endpoint = ask(&clients[i])
+		}
+		next := *p
+		next.start("--datapath", path, "--take-over")
+		p.awaitLog("another sluice has taken over")
+		// In another order: each would get another endpoint.
+		for i := range clients {
+			c := &clients[len(clients)-1-i]
+			if said := ask(c); said != c.endpoint {
+				t.Errorf("%s, %s: %s answers, before %s", c.host.Name(), c.network, said, c.endpoint)
+			}
+		}
+		next.stop()
+	})
 }

@@ -15,96 +15,93 @@ import (
 // both data paths. One more Service has an idle timeout of its own.
 func TestAlgorithms(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 3)
-			lab.EchoTCP(t, 8080)
-			a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
-			p := newProxy(t, lab.Node)
-			a.write(p, "lc", "sluice.dev/balancer: lc", "")
-			a.write(p, "p2c", "sluice.dev/balancer: power-of-two", "")
-			a.write(p, "sh", "kube-router.io/service.scheduler: sh", "")
-			a.write(p, "dh", "sluice.dev/balancer: dh", "")
-			a.write(p, "maglev", "service.cilium.io/lb-algorithm: maglev", "")
-			a.write(p, "maglev-port", "sluice.dev/balancer: maglev, sluice.dev/balancer-hash: client-port", "")
-			a.write(p, "wrr", "sluice.dev/balancer: wrr", "5")
-			a.write(p, "wlc", "sluice.dev/balancer: wlc", "5")
-			a.write(p, "idle", "sluice.dev/idle-timeout: 1s", "")
-			p.start("--datapath", path)
-			a.hold("idle")
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 3)
+		lab.EchoTCP(t, 8080)
+		a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
+		p := newProxy(t, lab.Node)
+		a.write(p, "lc", "sluice.dev/balancer: lc", "")
+		a.write(p, "p2c", "sluice.dev/balancer: power-of-two", "")
+		a.write(p, "sh", "kube-router.io/service.scheduler: sh", "")
+		a.write(p, "dh", "sluice.dev/balancer: dh", "")
+		a.write(p, "maglev", "service.cilium.io/lb-algorithm: maglev", "")
+		a.write(p, "maglev-port", "sluice.dev/balancer: maglev, sluice.dev/balancer-hash: client-port", "")
+		a.write(p, "wrr", "sluice.dev/balancer: wrr", "5")
+		a.write(p, "wlc", "sluice.dev/balancer: wlc", "5")
+		a.write(p, "idle", "sluice.dev/idle-timeout: 1s", "")
+		p.start("--datapath", path)
+		a.hold("idle")
 
-			// Held connections are shared equally, and those that end make room.
-			for _, name := range []string{"lc", "p2c"} {
-				held := map[string][]net.Conn{}
-				for range 12 {
-					server, c := a.hold(name)
-					held[server] = append(held[server], c)
+		// Held connections are shared equally, and those that end make room.
+		for _, name := range []string{"lc", "p2c"} {
+			held := map[string][]net.Conn{}
+			for range 12 {
+				server, c := a.hold(name)
+				held[server] = append(held[server], c)
+			}
+			if name == "lc" && (len(held) != 3 || len(held["b1:8080"]) != 4 || len(held["b2:8080"]) != 4) {
+				t.Errorf("%s: twelve connections are held so: %v", name, held)
+			}
+			for _, c := range held["b1:8080"] {
+				_ = c.Close()
+			}
+			wait.True(t, "the ends of the closed connections", func() bool {
+				records, err := readRecords(p.accessLog)
+				ended := 0
+				for _, r := range records {
+					if r.Service == "default/"+name+":http" {
+						ended++
+					}
 				}
-				if name == "lc" && (len(held) != 3 || len(held["b1:8080"]) != 4 || len(held["b2:8080"]) != 4) {
-					t.Errorf("%s: twelve connections are held so: %v", name, held)
-				}
-				for _, c := range held["b1:8080"] {
+				return err == nil && ended >= len(held["b1:8080"])
+			})
+			wait.True(t, "a connection to the endpoint that has none", func() bool {
+				server, c := a.hold(name)
+				if server != "b1:8080" {
 					_ = c.Close()
 				}
-				wait.True(t, "the ends of the closed connections", func() bool {
-					records, err := readRecords(p.accessLog)
-					ended := 0
-					for _, r := range records {
-						if r.Service == "default/"+name+":http" {
-							ended++
-						}
-					}
-					return err == nil && ended >= len(held["b1:8080"])
-				})
-				wait.True(t, "a connection to the endpoint that has none", func() bool {
-					server, c := a.hold(name)
-					if server != "b1:8080" {
-						_ = c.Close()
-					}
-					return server == "b1:8080"
-				})
-				for range map[string]int{"lc": 3}[name] { // the others have four
-					if server, _ := a.hold(name); server != "b1:8080" {
-						t.Errorf("the endpoint with the fewest connections is b1, and %s gets the next one", server)
-					}
-				}
-			}
-			for _, name := range []string{"sh", "dh", "maglev"} {
-				if servers := a.ask(name, 12); len(servers) != 1 {
-					t.Errorf("%s: the connections of one client go to %v", name, servers)
-				}
-			}
-			if servers := a.ask("maglev-port", 40); len(servers) != 3 {
-				t.Errorf("maglev by ports: 40 connections of one client go to %v", servers)
-			}
-			// b1 has weight 5, the others 1.
-			if servers := a.ask("wrr", 14); servers["b1:8080"] != 10 || servers["b2:8080"] != 2 || servers["b3:8080"] != 2 {
-				t.Errorf("weights 5, 1, 1: 14 connections go to %v", servers)
-			}
-			held := map[string]int{}
-			for range 7 {
-				server, _ := a.hold("wlc")
-				held[server]++
-			}
-			if held["b1:8080"] < 4 {
-				t.Errorf("weights 5, 1, 1: seven connections are held so: %v", held)
-			}
-			// A change of the annotation holds for the next connection.
-			a.write(p, "sh", "sluice.dev/balancer: rr", "")
-			wait.True(t, "round-robin in place of a hash", func() bool { return len(a.ask("sh", 3)) == 3 })
-			wait.True(t, "the end of an idle connection", func() bool {
-				records, err := readRecords(p.accessLog)
-				return err == nil && slices.ContainsFunc(records, func(r record) bool { return r.Service == "default/idle:http" && r.End == "idle" })
+				return server == "b1:8080"
 			})
-			p.stop()
-			for _, r := range p.records() {
-				if r.Path != path {
-					t.Fatalf("a connection to %s: the path is %s", r.Service, r.Path)
+			for range map[string]int{"lc": 3}[name] { // the others have four
+				if server, _ := a.hold(name); server != "b1:8080" {
+					t.Errorf("the endpoint with the fewest connections is b1, and %s gets the next one", server)
 				}
 			}
+		}
+		for _, name := range []string{"sh", "dh", "maglev"} {
+			if servers := a.ask(name, 12); len(servers) != 1 {
+				t.Errorf("%s: the connections of one client go to %v", name, servers)
+			}
+		}
+		if servers := a.ask("maglev-port", 40); len(servers) != 3 {
+			t.Errorf("maglev by ports: 40 connections of one client go to %v", servers)
+		}
+		// b1 has weight 5, the others 1.
+		if servers := a.ask("wrr", 14); servers["b1:8080"] != 10 || servers["b2:8080"] != 2 || servers["b3:8080"] != 2 {
+			t.Errorf("weights 5, 1, 1: 14 connections go to %v", servers)
+		}
+		held := map[string]int{}
+		for range 7 {
+			server, _ := a.hold("wlc")
+			held[server]++
+		}
+		if held["b1:8080"] < 4 {
+			t.Errorf("weights 5, 1, 1: seven connections are held so: %v", held)
+		}
+		// A change of the annotation holds for the next connection.
+		a.write(p, "sh", "sluice.dev/balancer: rr", "")
+		wait.True(t, "round-robin in place of a hash", func() bool { return len(a.ask("sh", 3)) == 3 })
+		wait.True(t, "the end of an idle connection", func() bool {
+			records, err := readRecords(p.accessLog)
+			return err == nil && slices.ContainsFunc(records, func(r record) bool { return r.Service == "default/idle:http" && r.End == "idle" })
 		})
-	}
+		p.stop()
+		for _, r := range p.records() {
+			if r.Path != path {
+				t.Fatalf("a connection to %s: the path is %s", r.Service, r.Path)
+			}
+		}
+	})
 }
 
 // algorithms are Services with one port and three endpoints each.

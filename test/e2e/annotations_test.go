@@ -20,12 +20,7 @@ import (
 // TestAnnotations: each annotation that has no test of its own does what
 // docs/configuration.md says, on both data paths.
 func TestAnnotations(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			playAnnotations(t, path)
-		})
-	}
+	onPaths(t, playAnnotations)
 }
 
 func playAnnotations(t *testing.T, path string) {
@@ -153,35 +148,32 @@ func playAnnotations(t *testing.T, path string) {
 // file's last content stays in force. A bad value of an annotation of another proxy is named
 // and counted, and leaves the Service with the default.
 func TestBadAnnotations(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 1)
-			lab.Backends[0].EchoTCP(t, 8080)
-			p := newProxy(t, lab.Node)
-			web := webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
-			p.write("web.yaml", web.annotated("sluice.dev/balancer: random"))
-			foreign := webService{name: "foreign", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends...)}
-			p.write("foreign.yaml", foreign.annotated("service.cilium.io/lb-algorithm: fastest"))
-			p.start("--datapath", path)
-			p.awaitLog("foreign.yaml:1: Service default/foreign: annotation service.cilium.io/lb-algorithm: balancer \\\"fastest\\\": unknown")
-			for i, annotation := range []string{"hold: soon", "dial-timeouts: 1s;2s", "eject-after: never", "balancer: fastest", "drain: '5'"} {
-				key, _, _ := strings.Cut(annotation, ":")
-				p.write("web.yaml", web.annotated("sluice.dev/"+annotation))
-				p.awaitLog("web.yaml:4: Service default/web: metadata.annotations[sluice.dev/" + key + "]")
-				for _, vip := range []string{vip4, "10.96.0.11"} {
-					if _, err := lab.Client.Ask("tcp", vip+":80"); err != nil {
-						t.Errorf("%d, %s: %v", i, annotation, err)
-					}
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoTCP(t, 8080)
+		p := newProxy(t, lab.Node)
+		web := webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends...)}
+		p.write("web.yaml", web.annotated("sluice.dev/balancer: random"))
+		foreign := webService{name: "foreign", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends...)}
+		p.write("foreign.yaml", foreign.annotated("service.cilium.io/lb-algorithm: fastest"))
+		p.start("--datapath", path)
+		p.awaitLog("foreign.yaml:1: Service default/foreign: annotation service.cilium.io/lb-algorithm: balancer \\\"fastest\\\": unknown")
+		for i, annotation := range []string{"hold: soon", "dial-timeouts: 1s;2s", "eject-after: never", "balancer: fastest", "drain: '5'"} {
+			key, _, _ := strings.Cut(annotation, ":")
+			p.write("web.yaml", web.annotated("sluice.dev/"+annotation))
+			p.awaitLog("web.yaml:4: Service default/web: metadata.annotations[sluice.dev/" + key + "]")
+			for _, vip := range []string{vip4, "10.96.0.11"} {
+				if _, err := lab.Client.Ask("tcp", vip+":80"); err != nil {
+					t.Errorf("%d, %s: %v", i, annotation, err)
 				}
 			}
-			values, err := p.metrics()
-			if err != nil || values["sluice_manifest_files_in_error"] != 1 || values["sluice_config_problems"] != 1 {
-				t.Errorf("%v: %v files in error and %v problems are counted, want 1 and 1", err, values["sluice_manifest_files_in_error"], values["sluice_config_problems"])
-			}
-			p.stop()
-		})
-	}
+		}
+		values, err := p.metrics()
+		if err != nil || values["sluice_manifest_files_in_error"] != 1 || values["sluice_config_problems"] != 1 {
+			t.Errorf("%v: %v files in error and %v problems are counted, want 1 and 1", err, values["sluice_manifest_files_in_error"], values["sluice_config_problems"])
+		}
+		p.stop()
+	})
 }
 
 // TestAnnotationsNameTheirTests expects each row of docs/configuration.md's table of annotations

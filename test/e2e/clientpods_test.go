@@ -14,36 +14,33 @@ import (
 // alone, on both data paths.
 func TestClientsPodsAreNamed(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 2)
-			lab.Backends[0].EchoTCP(t, 8080)
-			p := newProxy(t, lab.Node)
-			p.apply(webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends[0])})
-			p.apply(webService{name: "asks", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])})
-			p.start("--datapath", path)
-			address := addresses(80, vip4)[0]
-			for _, h := range []*netns.Host{lab.Client, lab.Backends[1]} {
-				if _, err := h.Ask("tcp", address); err != nil {
-					t.Fatal(err)
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[0].EchoTCP(t, 8080)
+		p := newProxy(t, lab.Node)
+		p.apply(webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends[0])})
+		p.apply(webService{name: "asks", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])})
+		p.start("--datapath", path)
+		address := addresses(80, vip4)[0]
+		for _, h := range []*netns.Host{lab.Client, lab.Backends[1]} {
+			if _, err := h.Ask("tcp", address); err != nil {
+				t.Fatal(err)
+			}
+		}
+		hold(t, lab.Client, address, 1)
+		open := hold(t, lab.Backends[1], address, 1)[0].LocalAddr().String()
+		for _, command := range []string{"conns client_pod=default/asks-1 -o wide", "log client_pod=default/asks-1"} {
+			wait.For(t, command, startTimeout, func() error {
+				out, err := sluice(t, lab, strings.Fields(command)...)
+				if err != nil || strings.Count(out, " default/asks-1 ") != 1 || strings.Contains(out, lab.Client.IPv4.String()+":") {
+					return fmt.Errorf("want one row, of the pod: %v\n%s", err, out)
 				}
-			}
-			hold(t, lab.Client, address, 1)
-			open := hold(t, lab.Backends[1], address, 1)[0].LocalAddr().String()
-			for _, command := range []string{"conns client_pod=default/asks-1 -o wide", "log client_pod=default/asks-1"} {
-				wait.For(t, command, startTimeout, func() error {
-					out, err := sluice(t, lab, strings.Fields(command)...)
-					if err != nil || strings.Count(out, " default/asks-1 ") != 1 || strings.Contains(out, lab.Client.IPv4.String()+":") {
-						return fmt.Errorf("want one row, of the pod: %v\n%s", err, out)
-					}
-					return nil
-				})
-			}
-			id := fmt.Sprint(awaitListed(t, lab, "client="+open).ID)
-			if out, err := sluice(t, lab, "story", id); err != nil || !strings.Contains(out, open+", the pod default/asks-1") {
-				t.Errorf("%v, want the client's pod:\n%s", err, out)
-			}
-		})
-	}
+				return nil
+			})
+		}
+		id := fmt.Sprint(awaitListed(t, lab, "client="+open).ID)
+		if out, err := sluice(t, lab, "story", id); err != nil || !strings.Contains(out, open+", the pod default/asks-1") {
+			t.Errorf("%v, want the client's pod:\n%s", err, out)
+		}
+	})
 }

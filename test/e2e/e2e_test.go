@@ -75,5 +75,15 @@ func build() error {
 // full tells whether the tests run at the promised size.
 func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
+// onPaths plays a test over both data paths at the same time.
+func onPaths(t *testing.T, play func(t *testing.T, path string)) {
+	for _, path := range []string{"relay", "kernel"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			play(t, path)
+		})
+	}
+}
+
 // errNotYet is a condition's result while the test has to keep waiting.
 var errNotYet = errors.New("not yet")

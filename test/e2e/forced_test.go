@@ -205,10 +205,5 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 // awaitLogs waits until the proxy has said something so many times.
 func (p *proxy) awaitLogs(what string, times int) {
 	p.t.Helper()
-	wait.For(p.t, fmt.Sprintf("the log says %q %d times", what, times), startTimeout, func() error {
-		if strings.Count(p.stderr.String(), what) < times {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(p.t, fmt.Sprintf("the log says %q %d times", what, times), startTimeout, func() bool { return strings.Count(p.stderr.String(), what) >= times })
 }

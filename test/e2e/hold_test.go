@@ -15,86 +15,83 @@ import (
 // and all are answered within 100 ms of its first endpoint, beyond what they take otherwise. Those of a Service that stays without end by its
 // annotation, and one without the annotation refuses.
 func TestHeldConnections(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			const clients = 200
-			lab := netns.NewLab(t, 1)
-			lab.Backends[0].EchoTCP(t, 8080)
-			p := newProxy(t, lab.Node)
-			s := webService{name: "web", vips: []string{vip4, vip6}, port: 80}
-			p.write("web.yaml", s.annotated("sluice.dev/hold: 10m"))
-			short := webService{name: "short", vips: []string{"10.96.0.11"}, port: 80}
-			p.write("short.yaml", short.annotated("sluice.dev/hold: 1s"))
-			p.apply(webService{name: "none", vips: []string{"10.96.0.12"}, port: 80})
-			p.start("--datapath", path)
+	onPaths(t, func(t *testing.T, path string) {
+		const clients = 200
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoTCP(t, 8080)
+		p := newProxy(t, lab.Node)
+		s := webService{name: "web", vips: []string{vip4, vip6}, port: 80}
+		p.write("web.yaml", s.annotated("sluice.dev/hold: 10m"))
+		short := webService{name: "short", vips: []string{"10.96.0.11"}, port: 80}
+		p.write("short.yaml", short.annotated("sluice.dev/hold: 1s"))
+		p.apply(webService{name: "none", vips: []string{"10.96.0.12"}, port: 80})
+		p.start("--datapath", path)
 
-			if _, err := lab.Client.Ask("tcp", "10.96.0.12:80"); err == nil || !strings.Contains(err.Error(), "refused") {
-				t.Errorf("without the annotation: %v", err)
-			}
-			if server, err := lab.Client.Ask("tcp", "10.96.0.11:80"); err == nil {
-				t.Errorf("%q answers in place of no endpoint", server)
-			}
-			targets := addresses(80, vip4, vip6)
-			// all connects all clients at once, and returns when the last one was answered.
-			all := func() time.Time {
-				for _, v := range crowd(clients, clients, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
-					if v.err != nil {
-						t.Error(v.err)
-					}
-				}
-				return time.Now()
-			}
-			answered := &bound{what: "from the first endpoint's manifest until all are answered, less what they take without a wait", most: changeBound}
-			for !enough(t, answered) {
-				last := make(chan time.Time)
-				go func() { last <- all() }()
-				wait.For(t, "held connections", stopTimeout, func() error {
-					values, err := p.metrics()
-					if err == nil && values["sluice_connections_held"] != clients {
-						err = fmt.Errorf("%v are held", values["sluice_connections_held"])
-					}
-					return err
-				})
-				if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
-					t.Error("the log does not say that endpoints are needed")
-				}
-				p.awaitTold(lab, vip4, "connections, for an endpoint")
-				began := time.Now()
-				s.endpoints = on(8080, lab.Backends...)
-				p.write("web.yaml", s.annotated("sluice.dev/hold: 10m"))
-				took := (<-last).Sub(began)
-				again := time.Now()
-				answered.took = append(answered.took, took-all().Sub(again))
-				t.Logf("%d clients are answered %v after the manifest of the first endpoint was written", clients, took)
-				s.endpoints = nil
-				p.settled(func() { p.write("web.yaml", s.annotated("sluice.dev/hold: 10m")) })
-			}
-			rounds := len(answered.took)
-			held, atOnce := 0, 0
-			for _, r := range p.awaitRecords(2*rounds*clients + 1) {
-				switch {
-				case r.Service == "default/short:http":
-					if r.End != "no_endpoints" || r.Attempts != 0 {
-						t.Errorf("a client that no endpoint came for: end %s, %d attempts", r.End, r.Attempts)
-					}
-					if us := time.Second.Microseconds(); r.WaitedUS < us/2 || r.WaitedUS > r.DurationUS {
-						t.Errorf("a client that is held for 1s and lasts %d us waited %d us", r.DurationUS, r.WaitedUS)
-					}
-				case r.Path != "relay" || r.Attempts < 1 || !slices.Contains([]string{"client_fin", "endpoint_fin"}, r.End):
-					t.Errorf("a held client: path %s, %d attempts, end %s", r.Path, r.Attempts, r.End)
-				case r.WaitedUS == 0:
-					atOnce++
-				case r.ConnectUS == nil || r.WaitedUS >= *r.ConnectUS:
-					t.Errorf("a held client waited %d us; its record has %+v", r.WaitedUS, r)
-				default:
-					held++
+		if _, err := lab.Client.Ask("tcp", "10.96.0.12:80"); err == nil || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("without the annotation: %v", err)
+		}
+		if server, err := lab.Client.Ask("tcp", "10.96.0.11:80"); err == nil {
+			t.Errorf("%q answers in place of no endpoint", server)
+		}
+		targets := addresses(80, vip4, vip6)
+		// all connects all clients at once, and returns when the last one was answered.
+		all := func() time.Time {
+			for _, v := range crowd(clients, clients, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
+				if v.err != nil {
+					t.Error(v.err)
 				}
 			}
-			if held != rounds*clients || atOnce != rounds*clients {
-				t.Errorf("%d records of %d clients that waited, and %d of as many that did not", held, rounds*clients, atOnce)
+			return time.Now()
+		}
+		answered := &bound{what: "from the first endpoint's manifest until all are answered, less what they take without a wait", most: changeBound}
+		for !enough(t, answered) {
+			last := make(chan time.Time)
+			go func() { last <- all() }()
+			wait.For(t, "held connections", stopTimeout, func() error {
+				values, err := p.metrics()
+				if err == nil && values["sluice_connections_held"] != clients {
+					err = fmt.Errorf("%v are held", values["sluice_connections_held"])
+				}
+				return err
+			})
+			if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
+				t.Error("the log does not say that endpoints are needed")
 			}
-			p.stop()
-		})
-	}
+			p.awaitTold(lab, vip4, "connections, for an endpoint")
+			began := time.Now()
+			s.endpoints = on(8080, lab.Backends...)
+			p.write("web.yaml", s.annotated("sluice.dev/hold: 10m"))
+			took := (<-last).Sub(began)
+			again := time.Now()
+			answered.took = append(answered.took, took-all().Sub(again))
+			t.Logf("%d clients are answered %v after the manifest of the first endpoint was written", clients, took)
+			s.endpoints = nil
+			p.settled(func() { p.write("web.yaml", s.annotated("sluice.dev/hold: 10m")) })
+		}
+		rounds := len(answered.took)
+		held, atOnce := 0, 0
+		for _, r := range p.awaitRecords(2*rounds*clients + 1) {
+			switch {
+			case r.Service == "default/short:http":
+				if r.End != "no_endpoints" || r.Attempts != 0 {
+					t.Errorf("a client that no endpoint came for: end %s, %d attempts", r.End, r.Attempts)
+				}
+				if us := time.Second.Microseconds(); r.WaitedUS < us/2 || r.WaitedUS > r.DurationUS {
+					t.Errorf("a client that is held for 1s and lasts %d us waited %d us", r.DurationUS, r.WaitedUS)
+				}
+			case r.Path != "relay" || r.Attempts < 1 || !slices.Contains([]string{"client_fin", "endpoint_fin"}, r.End):
+				t.Errorf("a held client: path %s, %d attempts, end %s", r.Path, r.Attempts, r.End)
+			case r.WaitedUS == 0:
+				atOnce++
+			case r.ConnectUS == nil || r.WaitedUS >= *r.ConnectUS:
+				t.Errorf("a held client waited %d us; its record has %+v", r.WaitedUS, r)
+			default:
+				held++
+			}
+		}
+		if held != rounds*clients || atOnce != rounds*clients {
+			t.Errorf("%d records of %d clients that waited, and %d of as many that did not", held, rounds*clients, atOnce)
+		}
+		p.stop()
+	})
 }

@@ -136,12 +136,7 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 	target := addresses(80, vip4)[0]
 
 	p.write("web.yaml", "kind: Service\n  apiVersion: v1\n")
-	wait.For(t, "the log names the file", startTimeout, func() error {
-		if !p.stderr.Contains("web.yaml") {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(t, "the log names the file", startTimeout, func() bool { return p.stderr.Contains("web.yaml") })
 	if err := onlyOn(lab.Client, target, "b1:8080"); err != nil {
 		t.Errorf("while the file is broken: %v", err)
 	}

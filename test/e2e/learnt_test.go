@@ -12,63 +12,60 @@ import (
 // TestPromise7_WhatEndpointsDidMoves: after each take-over, turns go on with the endpoint that is
 // next, and an endpoint that has kept failing is ejected from the first connection on.
 func TestPromise7_WhatEndpointsDidMoves(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			const sound, takeOvers = 5, 3
-			lab := netns.NewLab(t, sound+1)
-			for _, b := range lab.Backends[:sound] {
-				b.EchoTCP(t, 8080)
+	onPaths(t, func(t *testing.T, path string) {
+		const sound, takeOvers = 5, 3
+		lab := netns.NewLab(t, sound+1)
+		for _, b := range lab.Backends[:sound] {
+			b.EchoTCP(t, 8080)
+		}
+		lab.Backends[sound].ServeTCP(t, ":8080", func(c *net.TCPConn) { _ = c.SetLinger(0) })
+		p := newProxy(t, lab.Node)
+		p.apply(webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends[:sound]...)})
+		const other = "10.96.0.11"
+		failing := webService{name: "failing", vips: []string{other}, port: 80, endpoints: on(8080, lab.Backends...)}
+		p.write("failing.yaml", failing.annotated("sluice.dev/eject-after: '3'"))
+		p.start("--datapath", path)
+		isEjected := func() error {
+			values, err := p.metrics()
+			if n := values["sluice_endpoints_ejected"]; err == nil && n != 1 {
+				err = fmt.Errorf("%v endpoints are ejected", n)
 			}
-			lab.Backends[sound].ServeTCP(t, ":8080", func(c *net.TCPConn) { _ = c.SetLinger(0) })
-			p := newProxy(t, lab.Node)
-			p.apply(webService{name: "web", vips: []string{vip4}, port: 80, endpoints: on(8080, lab.Backends[:sound]...)})
-			const other = "10.96.0.11"
-			failing := webService{name: "failing", vips: []string{other}, port: 80, endpoints: on(8080, lab.Backends...)}
-			p.write("failing.yaml", failing.annotated("sluice.dev/eject-after: '3'"))
-			p.start("--datapath", path)
-			isEjected := func() error {
-				values, err := p.metrics()
-				if n := values["sluice_endpoints_ejected"]; err == nil && n != 1 {
-					err = fmt.Errorf("%v endpoints are ejected", n)
-				}
-				return err
+			return err
+		}
+		wait.For(t, "an ejected endpoint", startTimeout, func() error {
+			for range sound {
+				_ = ask(lab.Client, addresses(80, other)[0])
 			}
-			wait.For(t, "an ejected endpoint", startTimeout, func() error {
-				for range sound {
-					_ = ask(lab.Client, addresses(80, other)[0])
-				}
-				return isEjected()
-			})
-			var turns []string
-			turn := func(n int) {
-				for range n {
-					v := ask(lab.Client, addresses(80, vip4)[0])
-					if v.err != nil {
-						t.Fatal(v.err)
-					}
-					turns = append(turns, v.name)
-				}
-			}
-			turn(sound + 2)
-			for range takeOvers {
-				next := *p
-				next.start("--datapath", path, "--take-over")
-				p.awaitLog("another sluice has taken over")
-				p.waitExit()
-				p = &next
-				if err := isEjected(); err != nil {
-					t.Error(err)
-				}
-				turn(3)
-			}
-			for i, name := range turns[sound:] {
-				if name != turns[i] {
-					t.Errorf("after turns %v, %s has the next one, want %s", turns[:i+sound], name, turns[i])
-					break
-				}
-			}
-			p.stop()
+			return isEjected()
 		})
-	}
+		var turns []string
+		turn := func(n int) {
+			for range n {
+				v := ask(lab.Client, addresses(80, vip4)[0])
+				if v.err != nil {
+					t.Fatal(v.err)
+				}
+				turns = append(turns, v.name)
+			}
+		}
+		turn(sound + 2)
+		for range takeOvers {
+			next := *p
+			next.start("--datapath", path, "--take-over")
+			p.awaitLog("another sluice has taken over")
+			p.waitExit()
+			p = &next
+			if err := isEjected(); err != nil {
+				t.Error(err)
+			}
+			turn(3)
+		}
+		for i, name := range turns[sound:] {
+			if name != turns[i] {
+				t.Errorf("after turns %v, %s has the next one, want %s", turns[:i+sound], name, turns[i])
+				break
+			}
+		}
+		p.stop()
+	})
 }

@@ -305,22 +305,12 @@ func TestDescriptorsRunOut(t *testing.T) {
 			answers <- err
 		}()
 	}
-	wait.For(t, "it pauses", startTimeout, func() error {
-		if pauses() == before {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(t, "it pauses", startTimeout, func() bool { return pauses() != before })
 	alive(t, held)
 	// Pauses grow from 5 ms to 1 s: each event loop retries at most ten times in
 	// any second.
 	spent, paused, window := p.cpu(), pauses(), time.Now()
-	wait.For(t, "a second passes", startTimeout, func() error {
-		if time.Since(window) < time.Second {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(t, "a second passes", startTimeout, func() bool { return time.Since(window) >= time.Second })
 	took := time.Since(window)
 	if n := pauses() - paused; float64(n) > 20*float64(runtime.NumCPU())*took.Seconds() {
 		t.Errorf("%d pauses in %v", n, took)

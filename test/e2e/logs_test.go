@@ -148,12 +148,7 @@ func TestHangupDuringTheStart(t *testing.T) {
 	t.Setenv("GODEBUG", "inittrace=1") // a line when a package is ready
 	p.launch()
 	began := regexp.MustCompile(`(?m)^init \S+/internal/hangup `)
-	wait.For(t, "it takes SIGHUP", startTimeout, func() error {
-		if !began.MatchString(p.stderr.String()) {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(t, "it takes SIGHUP", startTimeout, func() bool { return began.MatchString(p.stderr.String()) })
 	wait.For(t, "sluice is ready", readyTimeout, func() error {
 		select {
 		case <-p.exited:

@@ -68,12 +68,7 @@ func TestConnectionTrackingIsKept(t *testing.T) {
 					}
 					unload := s.Load(t, w.Node, nothing)
 					if choice == "auto" && !m.lacks(untracked) {
-						wait.For(t, "the rules are noticed", startTimeout, func() error {
-							if !p.stderr.Contains("connections to endpoints are kept in connection tracking") {
-								return errNotYet
-							}
-							return nil
-						})
+						wait.Until(t, "the rules are noticed", startTimeout, func() bool { return p.stderr.Contains("connections to endpoints are kept in connection tracking") })
 					}
 					got, want := "fails", documented[m.name][choice]
 					if w.reached(2*i+1, want == "holds") {

@@ -59,93 +59,90 @@ func readCapture(t *testing.T, path string) (list []packet) {
 // client and proxy and between proxy and endpoint, also where only their end says that they match,
 // and those of the endpoint that was tried in vain. Others' packets are not in the file.
 func TestPacketsOfConnections(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 3)
-			serving, closed := lab.Backends[:2], on(8080, lab.Backends[2])[0]
-			for _, b := range serving {
-				b.EchoTCP(t, 8080)
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 3)
+		serving, closed := lab.Backends[:2], on(8080, lab.Backends[2])[0]
+		for _, b := range serving {
+			b.EchoTCP(t, 8080)
+		}
+		web, other := webOn(lab), webService{name: "other", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
+		half := webService{name: "half", vips: []string{"10.96.0.12"}, port: 80, endpoints: on(8080, lab.Backends[0], lab.Backends[2])}
+		web.endpoints = on(8080, serving...)
+		p := prepareProxy(t, lab, []webService{web, other, half})
+		p.start("--datapath", path, "--dial-timeouts", "1s,5s")
+		folder := t.TempDir()
+		captures := make(map[string]*netns.Cmd)
+		for name, filter := range map[string]string{"web": "service=default/web", "reset": "end=client_reset", "half": "service=default/half"} {
+			cmd := lab.Node.Command(t, built(t), "pcap", filter, "-w", filepath.Join(folder, name), "--wait", "1m", "--size", "10Mi")
+			said := &output.Text{}
+			cmd.Stderr = said
+			must.OK(t, lab.Node.Do(cmd.Start))
+			t.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			wait.True(t, "the capture begins", func() bool { return said.Contains("capturing") })
+			captures[name] = cmd
+		}
+		visit := func(address string, reset bool) (from netip.AddrPort) {
+			c, err := lab.Client.Dial("tcp", address)
+			if err == nil {
+				_, err = netns.AskOn(c)
 			}
-			web, other := webOn(lab), webService{name: "other", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
-			half := webService{name: "half", vips: []string{"10.96.0.12"}, port: 80, endpoints: on(8080, lab.Backends[0], lab.Backends[2])}
-			web.endpoints = on(8080, serving...)
-			p := prepareProxy(t, lab, []webService{web, other, half})
-			p.start("--datapath", path, "--dial-timeouts", "1s,5s")
-			folder := t.TempDir()
-			captures := make(map[string]*netns.Cmd)
-			for name, filter := range map[string]string{"web": "service=default/web", "reset": "end=client_reset", "half": "service=default/half"} {
-				cmd := lab.Node.Command(t, built(t), "pcap", filter, "-w", filepath.Join(folder, name), "--wait", "1m", "--size", "10Mi")
-				said := &output.Text{}
-				cmd.Stderr = said
-				must.OK(t, lab.Node.Do(cmd.Start))
-				t.Cleanup(func() {
-					_ = cmd.Process.Kill()
-					_ = cmd.Wait()
-				})
-				wait.True(t, "the capture begins", func() bool { return said.Contains("capturing") })
-				captures[name] = cmd
+			must.OK(t, err)
+			if reset {
+				_ = c.(*net.TCPConn).SetLinger(0)
 			}
-			visit := func(address string, reset bool) (from netip.AddrPort) {
-				c, err := lab.Client.Dial("tcp", address)
-				if err == nil {
-					_, err = netns.AskOn(c)
-				}
-				must.OK(t, err)
-				if reset {
-					_ = c.(*net.TCPConn).SetLinger(0)
-				}
-				from = netip.MustParseAddrPort(c.LocalAddr().String())
-				_ = c.Close()
-				return from
+			from = netip.MustParseAddrPort(c.LocalAddr().String())
+			_ = c.Close()
+			return from
+		}
+		clients := map[string][]netip.AddrPort{
+			"web":   {visit("10.96.0.10:80", false), visit("10.96.0.10:80", true)},
+			"other": {visit("10.96.0.11:80", true), visit("10.96.0.11:80", false)},
+			"half":  {visit("10.96.0.12:80", false), visit("10.96.0.12:80", false), visit("10.96.0.12:80", false)},
+		}
+		records := make(map[netip.AddrPort]record)
+		for _, r := range p.awaitRecords(7) {
+			records[r.Client] = r
+		}
+		for name, want := range map[string][]netip.AddrPort{
+			"web": clients["web"], "reset": {clients["web"][1], clients["other"][0]}, "half": clients["half"],
+		} {
+			_ = captures[name].Process.Signal(syscall.SIGINT)
+			if err := captures[name].Wait(); err != nil {
+				t.Errorf("%s: %v", name, err)
 			}
-			clients := map[string][]netip.AddrPort{
-				"web":   {visit("10.96.0.10:80", false), visit("10.96.0.10:80", true)},
-				"other": {visit("10.96.0.11:80", true), visit("10.96.0.11:80", false)},
-				"half":  {visit("10.96.0.12:80", false), visit("10.96.0.12:80", false), visit("10.96.0.12:80", false)},
+			legs := make(map[[2]netip.AddrPort]byte)
+			tried := false
+			for _, k := range readCapture(t, filepath.Join(folder, name)) {
+				legs[[2]netip.AddrPort{k.from, k.to}] |= k.flags
+				tried = tried || k.to == closed
 			}
-			records := make(map[netip.AddrPort]record)
-			for _, r := range p.awaitRecords(7) {
-				records[r.Client] = r
-			}
-			for name, want := range map[string][]netip.AddrPort{
-				"web": clients["web"], "reset": {clients["web"][1], clients["other"][0]}, "half": clients["half"],
-			} {
-				_ = captures[name].Process.Signal(syscall.SIGINT)
-				if err := captures[name].Wait(); err != nil {
-					t.Errorf("%s: %v", name, err)
+			known := make(map[[2]netip.AddrPort]bool)
+			for _, client := range want {
+				r := records[client]
+				there, onward := [2]netip.AddrPort{client, r.VIP}, [2]netip.AddrPort{r.SourceAddress, r.Endpoint}
+				answer := [2]netip.AddrPort{r.Endpoint, r.SourceAddress}
+				for _, leg := range [][2]netip.AddrPort{there, onward, answer, {r.VIP, client}} {
+					known[leg] = true
 				}
-				legs := make(map[[2]netip.AddrPort]byte)
-				tried := false
-				for _, k := range readCapture(t, filepath.Join(folder, name)) {
-					legs[[2]netip.AddrPort{k.from, k.to}] |= k.flags
-					tried = tried || k.to == closed
+				// What a shortcut takes is seen where it comes in alone.
+				if legs[there]&synFlag == 0 || legs[answer]&synFlag == 0 || name == "reset" && legs[there]&rstFlag == 0 {
+					t.Errorf("%s: of %v there are flags %x, of %v %x", name, there, legs[there], answer, legs[answer])
 				}
-				known := make(map[[2]netip.AddrPort]bool)
-				for _, client := range want {
-					r := records[client]
-					there, onward := [2]netip.AddrPort{client, r.VIP}, [2]netip.AddrPort{r.SourceAddress, r.Endpoint}
-					answer := [2]netip.AddrPort{r.Endpoint, r.SourceAddress}
-					for _, leg := range [][2]netip.AddrPort{there, onward, answer, {r.VIP, client}} {
-						known[leg] = true
-					}
-					// What a shortcut takes is seen where it comes in alone.
-					if legs[there]&synFlag == 0 || legs[answer]&synFlag == 0 || name == "reset" && legs[there]&rstFlag == 0 {
-						t.Errorf("%s: of %v there are flags %x, of %v %x", name, there, legs[there], answer, legs[answer])
-					}
-					if path == "relay" && legs[onward]&synFlag == 0 {
-						t.Errorf("%s: of %v there are flags %x", name, onward, legs[onward])
-					}
-				}
-				for leg := range legs {
-					if !known[leg] && leg[0] != closed && leg[1] != closed {
-						t.Errorf("%s has packets of %v", name, leg)
-					}
-				}
-				if name == "half" && !tried {
-					t.Error("no packet to the endpoint that was tried in vain")
+				if path == "relay" && legs[onward]&synFlag == 0 {
+					t.Errorf("%s: of %v there are flags %x", name, onward, legs[onward])
 				}
 			}
-		})
-	}
+			for leg := range legs {
+				if !known[leg] && leg[0] != closed && leg[1] != closed {
+					t.Errorf("%s has packets of %v", name, leg)
+				}
+			}
+			if name == "half" && !tried {
+				t.Error("no packet to the endpoint that was tried in vain")
+			}
+		}
+	})
 }

@@ -281,12 +281,7 @@ func TestSlowReadersHoldLittleMemory(t *testing.T) {
 			_ = w.SetLinger(0)
 			_ = w.Close()
 		}
-		wait.For(t, "the connections are gone", stopTimeout, func() error {
-			if socketMemory(t, lab.Node) != 0 {
-				return errNotYet
-			}
-			return nil
-		})
+		wait.Until(t, "the connections are gone", stopTimeout, func() bool { return socketMemory(t, lab.Node) == 0 })
 	}
 }
 

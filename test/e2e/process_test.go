@@ -98,30 +98,27 @@ func TestRecordHasAllFields(t *testing.T) {
 // TestRecordNamesTheNodeAsClient connects from the node, and from a client behind it. The record of
 // the node's own process names the node, whichever of its addresses the kernel has chosen.
 func TestRecordNamesTheNodeAsClient(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 1)
-			lab.Backends[0].EchoTCP(t, 8080)
-			p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", path)
-			for _, h := range []*netns.Host{lab.Node, lab.Client} {
-				for _, to := range addresses(80, vip4, vip6) {
-					if v := ask(h, to); v.err != nil {
-						t.Fatal(v.err)
-					}
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoTCP(t, 8080)
+		p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", path)
+		for _, h := range []*netns.Host{lab.Node, lab.Client} {
+			for _, to := range addresses(80, vip4, vip6) {
+				if v := ask(h, to); v.err != nil {
+					t.Fatal(v.err)
 				}
 			}
-			for _, r := range p.awaitRecords(4) {
-				want := "node"
-				if a := r.Client.Addr(); a == lab.Client.IPv4 || a == lab.Client.IPv6 {
-					want = ""
-				}
-				if r.ClientNode != want {
-					t.Errorf("client %s: client_node is %q, want %q", r.Client, r.ClientNode, want)
-				}
+		}
+		for _, r := range p.awaitRecords(4) {
+			want := "node"
+			if a := r.Client.Addr(); a == lab.Client.IPv4 || a == lab.Client.IPv6 {
+				want = ""
 			}
-		})
-	}
+			if r.ClientNode != want {
+				t.Errorf("client %s: client_node is %q, want %q", r.Client, r.ClientNode, want)
+			}
+		}
+	})
 }
 
 // TestHangupReopensTheLog rotates the access log while clients connect. No record

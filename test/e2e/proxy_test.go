@@ -345,12 +345,7 @@ func (p *proxy) memory() int {
 // come late.
 func (p *proxy) awaitLog(what string) {
 	p.t.Helper()
-	wait.For(p.t, fmt.Sprintf("the log says %q", what), startTimeout, func() error {
-		if !p.stderr.Contains(what) {
-			return errNotYet
-		}
-		return nil
-	})
+	wait.Until(p.t, fmt.Sprintf("the log says %q", what), startTimeout, func() bool { return p.stderr.Contains(what) })
 }
 
 // bpfRoot is a BPF file system for all nodes; empty if this process may not have one,

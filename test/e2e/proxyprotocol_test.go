@@ -77,49 +77,41 @@ func converse(c net.Conn, text string) (line, rest string, err error) {
 // and in version 2 its name. What the client sends follows it, and alone counts in the
 // record. With kernel flows the Service is relayed.
 func TestProxyProtocolIsSent(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 1)
-			headerReader(t, lab.Backends[0], 8080)
-			p := newProxy(t, lab.Node)
-			for i, version := range []string{"v1", "v2"} {
-				s := webService{name: version, vips: []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:96::%d", 10+i)}, port: 80, endpoints: on(8080, lab.Backends...)}
-				p.write(s.name+".yaml", s.annotated("sluice.dev/proxy-protocol: "+version))
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 1)
+		headerReader(t, lab.Backends[0], 8080)
+		p := newProxy(t, lab.Node)
+		for i, version := range []string{"v1", "v2"} {
+			s := webService{name: version, vips: []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:96::%d", 10+i)}, port: 80, endpoints: on(8080, lab.Backends...)}
+			p.write(s.name+".yaml", s.annotated("sluice.dev/proxy-protocol: "+version))
+		}
+		p.start("--datapath", path)
+		for _, vip := range []string{"10.96.0.10:80", "[fd00:96::10]:80", "10.96.0.11:80", "[fd00:96::11]:80"} {
+			c, err := lab.Client.Dial("tcp", vip)
+			must.OK(t, err)
+			want := "v1 " + c.LocalAddr().String() + " " + vip
+			if strings.Contains(vip, "11") {
+				want = "v2 " + c.LocalAddr().String() + " " + vip + " 0xe1 default/v2"
 			}
-			p.start("--datapath", path)
-			for _, vip := range []string{"10.96.0.10:80", "[fd00:96::10]:80", "10.96.0.11:80", "[fd00:96::11]:80"} {
-				c, err := lab.Client.Dial("tcp", vip)
-				must.OK(t, err)
-				want := "v1 " + c.LocalAddr().String() + " " + vip
-				if strings.Contains(vip, "11") {
-					want = "v2 " + c.LocalAddr().String() + " " + vip + " 0xe1 default/v2"
-				}
-				line, rest, err := converse(c, "hello")
-				if line != want || rest != "hello" || err != nil {
-					t.Errorf("%s: the endpoint reads %q and %q, want %q: %v", vip, line, rest, want, err)
-				}
+			line, rest, err := converse(c, "hello")
+			if line != want || rest != "hello" || err != nil {
+				t.Errorf("%s: the endpoint reads %q and %q, want %q: %v", vip, line, rest, want, err)
 			}
-			for _, r := range p.awaitRecords(4) {
-				if r.BytesUp != uint64(len("hello")) || r.Path != "relay" || r.End != "client_fin" {
-					t.Errorf("the record of %s: %d bytes, path %s, end %s", r.VIP, r.BytesUp, r.Path, r.End)
-				}
+		}
+		for _, r := range p.awaitRecords(4) {
+			if r.BytesUp != uint64(len("hello")) || r.Path != "relay" || r.End != "client_fin" {
+				t.Errorf("the record of %s: %d bytes, path %s, end %s", r.VIP, r.BytesUp, r.Path, r.End)
 			}
-			p.stop()
-		})
-	}
+		}
+		p.stop()
+	})
 }
 
 // TestProxyProtocolIsAccepted: a trusted client's header says who the client is, for source
 // ranges, endpoints and records. Broken headers, slow ones and strangers are reset, and
 // their records say why. No byte of them reaches the endpoint.
 func TestProxyProtocolIsAccepted(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			acceptProxyProtocol(t, path)
-		})
-	}
+	onPaths(t, acceptProxyProtocol)
 }
 
 func acceptProxyProtocol(t *testing.T, path string) {

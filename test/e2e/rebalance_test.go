@@ -101,86 +101,78 @@ func (k *idleClients) stop() {
 // has 90 to 110 then. They are closed in order, one after another, and connections in use are
 // not. A Service without the annotation keeps its connections.
 func TestRebalance(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			const clients = 600
-			lab := netns.NewLab(t, 6)
-			lab.EchoTCP(t, 8080)
-			p := newProxy(t, lab.Node)
-			web := webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
-			plain := webService{name: "plain", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
-			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
-			p.apply(plain)
-			p.start("--datapath", path)
-			held := hold(t, lab.Client, "10.96.0.11:80", 6)
-			busy, stop := make(chan error, 6), make(chan struct{})
-			for range cap(busy) {
-				c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-				if err != nil {
-					t.Fatal(err)
+	onPaths(t, func(t *testing.T, path string) {
+		const clients = 600
+		lab := netns.NewLab(t, 6)
+		lab.EchoTCP(t, 8080)
+		p := newProxy(t, lab.Node)
+		web := webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
+		plain := webService{name: "plain", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
+		p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
+		p.apply(plain)
+		p.start("--datapath", path)
+		held := hold(t, lab.Client, "10.96.0.11:80", 6)
+		busy, stop := make(chan error, 6), make(chan struct{})
+		for range cap(busy) {
+			c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := &talker{conn: c, pause: 20 * time.Millisecond}
+			go func() { busy <- k.run(stop); _ = c.Close() }()
+		}
+		idle := &idleClients{on: make(map[string]int), conns: make(map[net.Conn]struct{})}
+		for i := range clients {
+			idle.done.Go(func() { idle.run(lab.Client, addresses(80, vip4, vip6)[i%2]) })
+		}
+		t.Cleanup(idle.stop)
+		even := func(endpoints int) error {
+			on, _, err := idle.state()
+			for _, b := range lab.Backends[:endpoints] {
+				n, mean := on[b.Name()+":8080"], clients/endpoints
+				if err == nil && (10*n < 9*mean || 10*n > 11*mean) {
+					err = fmt.Errorf("%v", on)
 				}
-				k := &talker{conn: c, pause: 20 * time.Millisecond}
-				go func() { busy <- k.run(stop); _ = c.Close() }()
 			}
-			idle := &idleClients{on: make(map[string]int), conns: make(map[net.Conn]struct{})}
-			for i := range clients {
-				idle.done.Go(func() { idle.run(lab.Client, addresses(80, vip4, vip6)[i%2]) })
-			}
-			t.Cleanup(idle.stop)
-			even := func(endpoints int) error {
-				on, _, err := idle.state()
-				for _, b := range lab.Backends[:endpoints] {
-					n, mean := on[b.Name()+":8080"], clients/endpoints
-					if err == nil && (10*n < 9*mean || 10*n > 11*mean) {
-						err = fmt.Errorf("%v", on)
-					}
-				}
-				return err
-			}
-			wait.For(t, "three endpoints share the connections", startTimeout, func() error { return even(3) })
-			if _, closed, _ := idle.state(); closed > 0 {
-				t.Errorf("%d connections are closed before endpoints came", closed)
-			}
+			return err
+		}
+		wait.For(t, "three endpoints share the connections", startTimeout, func() error { return even(3) })
+		if _, closed, _ := idle.state(); closed > 0 {
+			t.Errorf("%d connections are closed before endpoints came", closed)
+		}
 
-			web.endpoints, plain.endpoints = on(8080, lab.Backends...), on(8080, lab.Backends...)
-			began := time.Now()
-			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
-			p.apply(plain)
-			wait.For(t, "six endpoints share the connections", 2*startTimeout, func() error { return even(6) })
-			took := time.Since(began)
-			wait.For(t, "the log says how many were closed", startTimeout, func() error {
-				if !p.stderr.Contains("idle connections were closed after endpoints came") {
-					return errNotYet
-				}
-				return nil
-			})
-			on, closed, err := idle.state()
-			t.Logf("%d connections were closed until all was even, %v after the endpoints came: %v", closed, took.Round(time.Second), on)
-			if err != nil || closed > clients {
-				t.Errorf("%d connections were closed: %v", closed, err)
+		web.endpoints, plain.endpoints = on(8080, lab.Backends...), on(8080, lab.Backends...)
+		began := time.Now()
+		p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
+		p.apply(plain)
+		wait.For(t, "six endpoints share the connections", 2*startTimeout, func() error { return even(6) })
+		took := time.Since(began)
+		wait.Until(t, "the log says how many were closed", startTimeout, func() bool { return p.stderr.Contains("idle connections were closed after endpoints came") })
+		on, closed, err := idle.state()
+		t.Logf("%d connections were closed until all was even, %v after the endpoints came: %v", closed, took.Round(time.Second), on)
+		if err != nil || closed > clients {
+			t.Errorf("%d connections were closed: %v", closed, err)
+		}
+		close(stop)
+		for range cap(busy) {
+			if err := <-busy; err != nil {
+				t.Errorf("a connection in use: %v", err)
 			}
-			close(stop)
-			for range cap(busy) {
-				if err := <-busy; err != nil {
-					t.Errorf("a connection in use: %v", err)
-				}
+		}
+		alive(t, held)
+		idle.stop()
+		rebalanced := 0
+		for _, r := range p.awaitRecords(clients + closed + cap(busy)) {
+			if r.Path != "relay" {
+				t.Errorf("%s has the data path %s", r.Client, r.Path)
 			}
-			alive(t, held)
-			idle.stop()
-			rebalanced := 0
-			for _, r := range p.awaitRecords(clients + closed + cap(busy)) {
-				if r.Path != "relay" {
-					t.Errorf("%s has the data path %s", r.Client, r.Path)
-				}
-				if r.End == "rebalanced" {
-					rebalanced++
-				}
+			if r.End == "rebalanced" {
+				rebalanced++
 			}
-			if rebalanced != closed {
-				t.Errorf("%d records end with rebalanced, want %d", rebalanced, closed)
-			}
-			p.stop()
-		})
-	}
+		}
+		if rebalanced != closed {
+			t.Errorf("%d records end with rebalanced, want %d", rebalanced, closed)
+		}
+		p.stop()
+	})
 }

@@ -20,57 +20,54 @@ import (
 // its handshake, and that the other sends none.
 func TestSlowEndpointIsNamed(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 4)
-			for _, b := range lab.Backends[2:] {
-				b.EchoTCP(t, 8080)
-			}
-			answerAfter(t, lab.Backends[0], time.Second/2)
-			lab.Backends[1].ServeTCP(t, ":8080", func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) })
-			a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
-			p := newProxy(t, lab.Node)
-			a.write(p, "slow", "", "")
-			p.start("--datapath", path)
-			ended := make(chan struct{})
-			var clients sync.WaitGroup
-			for range 6 {
-				clients.Go(func() {
-					for {
-						select {
-						case <-ended:
-							return
-						default:
-							askBriefly(lab, a.vips["slow"]+":80")
-						}
-					}
-				})
-			}
-			want := []string{
-				fmt.Sprintf("%s:8080 no answer", lab.Backends[1].IPv4),
-				fmt.Sprintf("%s:8080 answer", lab.Backends[0].IPv4),
-			}
-			wait.For(t, "the slow endpoints", startTimeout, func() error {
-				out, err := sluice(t, lab, "slow", "--for", "2s", "-o", "json")
-				var got []string
-				for line := range strings.Lines(out) {
-					var e struct{ Endpoint, Late string }
-					if json.Unmarshal([]byte(line), &e) == nil {
-						got = append(got, e.Endpoint+" "+e.Late)
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 4)
+		for _, b := range lab.Backends[2:] {
+			b.EchoTCP(t, 8080)
+		}
+		answerAfter(t, lab.Backends[0], time.Second/2)
+		lab.Backends[1].ServeTCP(t, ":8080", func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) })
+		a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
+		p := newProxy(t, lab.Node)
+		a.write(p, "slow", "", "")
+		p.start("--datapath", path)
+		ended := make(chan struct{})
+		var clients sync.WaitGroup
+		for range 6 {
+			clients.Go(func() {
+				for {
+					select {
+					case <-ended:
+						return
+					default:
+						askBriefly(lab, a.vips["slow"]+":80")
 					}
 				}
-				// On a busy machine, others may follow.
-				if err != nil || len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
-					return fmt.Errorf("%v, want %q: %s", err, want, out)
-				}
-				return nil
 			})
-			close(ended)
-			clients.Wait()
-			p.stop()
+		}
+		want := []string{
+			fmt.Sprintf("%s:8080 no answer", lab.Backends[1].IPv4),
+			fmt.Sprintf("%s:8080 answer", lab.Backends[0].IPv4),
+		}
+		wait.For(t, "the slow endpoints", startTimeout, func() error {
+			out, err := sluice(t, lab, "slow", "--for", "2s", "-o", "json")
+			var got []string
+			for line := range strings.Lines(out) {
+				var e struct{ Endpoint, Late string }
+				if json.Unmarshal([]byte(line), &e) == nil {
+					got = append(got, e.Endpoint+" "+e.Late)
+				}
+			}
+			// On a busy machine, others may follow.
+			if err != nil || len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+				return fmt.Errorf("%v, want %q: %s", err, want, out)
+			}
+			return nil
 		})
-	}
+		close(ended)
+		clients.Wait()
+		p.stop()
+	})
 }
 
 // askBriefly sends a request and waits a second and a half for the answer.

@@ -14,64 +14,61 @@ import (
 // at the address of one that went, gets few connections at first, and its whole share when its
 // time is over; then the kernel's table decides again.
 func TestSlowStart(t *testing.T) {
-	for _, path := range []string{"relay", "kernel"} {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 3)
-			lab.EchoTCP(t, 8080)
-			p := newProxy(t, lab.Node)
-			write := func(name, vip, window, uid string, count int) {
-				s := webService{name: name, vips: []string{vip}, port: 80, endpoints: on(8080, lab.Backends[:count]...)}
-				text := s.annotated("sluice.dev/slow-start: " + window)
-				p.write(name+".yaml", strings.ReplaceAll(text, "name: "+name+"-1}", "name: "+name+"-1, uid: "+uid+"}"))
+	onPaths(t, func(t *testing.T, path string) {
+		lab := netns.NewLab(t, 3)
+		lab.EchoTCP(t, 8080)
+		p := newProxy(t, lab.Node)
+		write := func(name, vip, window, uid string, count int) {
+			s := webService{name: name, vips: []string{vip}, port: 80, endpoints: on(8080, lab.Backends[:count]...)}
+			text := s.annotated("sluice.dev/slow-start: " + window)
+			p.write(name+".yaml", strings.ReplaceAll(text, "name: "+name+"-1}", "name: "+name+"-1, uid: "+uid+"}"))
+		}
+		ask := func(vip string, times int) map[string]int {
+			servers := map[string]int{}
+			for range times {
+				server, err := lab.Client.Ask("tcp", vip+":80")
+				must.OK(t, err)
+				servers[server]++
 			}
-			ask := func(vip string, times int) map[string]int {
-				servers := map[string]int{}
-				for range times {
-					server, err := lab.Client.Ask("tcp", vip+":80")
-					must.OK(t, err)
-					servers[server]++
-				}
-				return servers
+			return servers
+		}
+		const slow, quick = "10.96.0.11", "10.96.0.12"
+		write("slow", slow, "1h", "one", 2)
+		write("quick", quick, "1s", "one", 2)
+		p.start("--datapath", path)
+		if got := ask(slow, 20); got["b1:8080"] != 10 || got["b2:8080"] != 10 {
+			t.Errorf("a new Service's connections go to %v", got)
+		}
+		// A share of a twentieth is 2 of 90 connections, and a whole one is 30.
+		write("slow", slow, "1h", "one", 3)
+		awaitEndpoints(t, p, 5)
+		if got := ask(slow, 90); got["b3:8080"] > 15 || got["b1:8080"] < 25 || got["b2:8080"] < 25 {
+			t.Errorf("beside a new endpoint, connections go to %v", got)
+		}
+		p.awaitTold(lab, slow, "starts slowly, with ")
+		write("slow", slow, "1h", "two", 3)
+		wait.True(t, "few connections to the new pod at an old address", func() bool { return ask(slow, 40)["b1:8080"] <= 8 })
+		write("quick", quick, "1s", "one", 3)
+		wait.True(t, "the whole share", func() bool { return ask(quick, 12)["b3:8080"] == 4 })
+		if path == "kernel" {
+			decided := func() float64 {
+				values, err := p.metrics()
+				must.OK(t, err)
+				return values["sluice_flows_decided_total"]
 			}
-			const slow, quick = "10.96.0.11", "10.96.0.12"
-			write("slow", slow, "1h", "one", 2)
-			write("quick", quick, "1s", "one", 2)
-			p.start("--datapath", path)
-			if got := ask(slow, 20); got["b1:8080"] != 10 || got["b2:8080"] != 10 {
-				t.Errorf("a new Service's connections go to %v", got)
+			before := decided()
+			wait.True(t, "decisions of the kernel's table", func() bool {
+				ask(quick, 3)
+				return decided() > before
+			})
+		}
+		p.stop()
+		for _, r := range p.records() {
+			if r.Path != path {
+				t.Fatalf("a connection to %s: the path is %s", r.Service, r.Path)
 			}
-			// A share of a twentieth is 2 of 90 connections, and a whole one is 30.
-			write("slow", slow, "1h", "one", 3)
-			awaitEndpoints(t, p, 5)
-			if got := ask(slow, 90); got["b3:8080"] > 15 || got["b1:8080"] < 25 || got["b2:8080"] < 25 {
-				t.Errorf("beside a new endpoint, connections go to %v", got)
-			}
-			p.awaitTold(lab, slow, "starts slowly, with ")
-			write("slow", slow, "1h", "two", 3)
-			wait.True(t, "few connections to the new pod at an old address", func() bool { return ask(slow, 40)["b1:8080"] <= 8 })
-			write("quick", quick, "1s", "one", 3)
-			wait.True(t, "the whole share", func() bool { return ask(quick, 12)["b3:8080"] == 4 })
-			if path == "kernel" {
-				decided := func() float64 {
-					values, err := p.metrics()
-					must.OK(t, err)
-					return values["sluice_flows_decided_total"]
-				}
-				before := decided()
-				wait.True(t, "decisions of the kernel's table", func() bool {
-					ask(quick, 3)
-					return decided() > before
-				})
-			}
-			p.stop()
-			for _, r := range p.records() {
-				if r.Path != path {
-					t.Fatalf("a connection to %s: the path is %s", r.Service, r.Path)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // awaitEndpoints waits until so many endpoints are in force.

@@ -92,8 +92,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	}
 	p.start("--max-udp-sessions", strconv.Itoa(bound), "--access-log-udp", "off")
 	dial := func(to netip.AddrPort) net.Conn {
-		conn := lab.Client.Connect(t, "udp", to.String())
-		return conn
+		return lab.Client.Connect(t, "udp", to.String())
 	}
 	flooded := netip.MustParseAddrPort("10.96.0.10:1000")
 	conn := dial(netip.MustParseAddrPort("10.96.0.11:1000"))

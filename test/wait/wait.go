@@ -2,6 +2,7 @@
 package wait
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -23,12 +24,23 @@ func pause(began time.Time) {
 // otherwise.
 func True(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for began := time.Now(); !condition(); pause(began) {
-		if time.Since(began) > Patience {
-			t.Fatalf("%s: not within %v", what, Patience)
+	Until(t, what, Patience, condition)
+}
+
+// Until is True with a bound.
+func Until(t testing.TB, what string, within time.Duration, condition func() bool) {
+	t.Helper()
+	if Poll(within, func() error {
+		if condition() {
+			return nil
 		}
+		return errNotYet
+	}) != nil {
+		t.Fatalf("%s: not within %v", what, within)
 	}
 }
+
+var errNotYet = errors.New("not yet")
 
 // For waits until a condition returns nil, and fails the test with its last error
 // if it does not in time.
