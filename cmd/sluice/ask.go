@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
@@ -184,6 +185,8 @@ func unlessGone(err error) error {
 	}
 	return pointed(err)
 }
+
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
 // confirm asks a question on the terminal. The end of ctx, as by Ctrl-C, means no.
 func confirm(ctx context.Context, cmd *cobra.Command, question string) (bool, error) {

@@ -91,13 +91,6 @@ func writeConnections(cmd *cobra.Command, form string, rows []api.Connection) er
 	return out.end()
 }
 
-// more says that rows were left out.
-func more(cmd *cobra.Command, rows int) {
-	if rows > 0 {
-		cmd.PrintErrf("and %d more: see --limit\n", rows)
-	}
-}
-
 func newClusterFailuresCommand() *cobra.Command {
 	o, output, limit, endpoint, service, each := &clusterAsker{}, newChoice("text", "json"), 0, "", "", false
 	cmd := &cobra.Command{
@@ -153,18 +146,6 @@ func gatherFailures(o *clusterAsker, cmd *cobra.Command, endpoint, service strin
 		}
 		take(found.Failures)
 	}, end)
-}
-
-// writeRows writes rows as JSON, or as a table; none is said where there are none.
-func writeRows[Row any](cmd *cobra.Command, form string, rows []Row, none string, table func(io.Writer, []Row) error) error {
-	switch {
-	case form == "json":
-		return writeLines(cmd.OutOrStdout(), rows)
-	case len(rows) == 0:
-		cmd.PrintErrln(none)
-		return nil
-	}
-	return table(cmd.OutOrStdout(), rows)
 }
 
 // oneFrame asks for the rates of an interval.

@@ -45,16 +45,28 @@ func list[Answer, Row any](o *lister, cmd *cobra.Command, path string, query url
 	}
 	found, matched := rows(answer)
 	found = found[:min(len(found), o.limit)]
+	if err := writeRows(cmd, o.output.value, found, none, table); err != nil {
+		return err
+	}
+	more(cmd, matched-len(found))
+	return nil
+}
+
+// writeRows writes rows as JSON, or as a table; none is said where there are none.
+func writeRows[Row any](cmd *cobra.Command, form string, rows []Row, none string, table func(io.Writer, []Row) error) error {
 	switch {
-	case o.output.value == "json":
-		err = writeLines(cmd.OutOrStdout(), found)
-	case len(found) == 0:
+	case form == "json":
+		return writeLines(cmd.OutOrStdout(), rows)
+	case len(rows) == 0:
 		cmd.PrintErrln(none)
-	default:
-		err = table(cmd.OutOrStdout(), found)
+		return nil
 	}
-	if more := matched - len(found); err == nil && more > 0 {
-		cmd.PrintErrf("and %d more: see --limit\n", more)
+	return table(cmd.OutOrStdout(), rows)
+}
+
+// more says that rows were left out.
+func more(cmd *cobra.Command, rows int) {
+	if rows > 0 {
+		cmd.PrintErrf("and %d more: see --limit\n", rows)
 	}
-	return err
 }

@@ -12,13 +12,6 @@ import (
 	"github.com/sluice-proxy/sluice/internal/printable"
 )
 
-// version is set by the linker.
-var version = "dev"
-
-// errReported ends the program with status 1 without another line: the error was
-// reported already.
-var errReported = errors.New("reported")
-
 func main() {
 	root, args := commandFor(os.Args)
 	root.SetArgs(args)
@@ -33,12 +26,6 @@ func main() {
 		os.Exit(1)
 	}
 }
-
-// exitCode is an error that carries the exit status of a program that sluice
-// ran for the user.
-type exitCode int
-
-func (c exitCode) Error() string { return fmt.Sprintf("exit status %d", int(c)) }
 
 func newRootCommand() *cobra.Command {
 	var version versionFlag

@@ -12,6 +12,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// version is set by the linker.
+var version = "dev"
+
 func newVersionCommand() *cobra.Command {
 	output := newChoice("text", "json")
 	cmd := &cobra.Command{
