@@ -90,13 +90,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 		p.put(busy)
 		return check(nil)
 	})
-	wait.For(t, "the metric says so", startTimeout, func() error {
-		values, err := p.metrics()
-		if err == nil && values[metricConflicts] != 0 {
-			err = fmt.Errorf("%v", values[metricConflicts])
-		}
-		return err
-	})
+	p.awaitMetrics("the metric says so", func(m map[string]float64) bool { return m[metricConflicts] == 0 })
 	if out, err := w.Node.Command(t, built(t), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), "all is in force") || !strings.Contains(string(out), "data path") {
 		t.Errorf("status once all ports are served: %v\n%s", err, out)
 	}

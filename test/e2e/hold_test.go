@@ -1,14 +1,12 @@
 package e2e
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestHeldConnections: 200 clients connect to a Service without endpoints that holds them,
@@ -47,13 +45,7 @@ func TestHeldConnections(t *testing.T) {
 		for !enough(t, answered) {
 			last := make(chan time.Time)
 			go func() { last <- all() }()
-			wait.For(t, "held connections", stopTimeout, func() error {
-				values, err := p.metrics()
-				if err == nil && values["sluice_connections_held"] != clients {
-					err = fmt.Errorf("%v are held", values["sluice_connections_held"])
-				}
-				return err
-			})
+			p.awaitMetrics("held connections", func(m map[string]float64) bool { return m["sluice_connections_held"] == clients })
 			if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
 				t.Error("the log does not say that endpoints are needed")
 			}

@@ -50,13 +50,7 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 		extra := webService{name: fmt.Sprintf("extra-%d", i), vips: []string{fmt.Sprintf("10.96.1.%d", i+1)}, port: 90, endpoints: on(9090, lab.Backends[2])[:1]}
 		p.apply(extra)
 		extras++
-		wait.For(t, extra.name+" is in force", startTimeout, func() error {
-			m, err := p.metrics()
-			if err == nil && m[metricPorts] != float64(1+extras) {
-				err = fmt.Errorf("%v service ports, want %d", m[metricPorts], 1+extras)
-			}
-			return err
-		})
+		p.awaitMetrics(extra.name+" is in force", func(m map[string]float64) bool { return m[metricPorts] == float64(1+extras) })
 		if name, err := lab.Client.Ask("tcp", addresses(90, extra.vips...)[0]); err != nil || name != "b3:9090" {
 			t.Errorf("%s: got %q, %v", extra.name, name, err)
 		}

@@ -197,13 +197,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 			answers <- err
 		}()
 	}
-	wait.For(t, "it pauses at the limit", startTimeout, func() error {
-		m, err := p.metrics()
-		if err == nil && (m[metricPauses] == 0 || m[metricOpen] != float64(limit)) {
-			err = fmt.Errorf("%v pauses with %v connections", m[metricPauses], m[metricOpen])
-		}
-		return err
-	})
+	p.awaitMetrics("it pauses at the limit", func(m map[string]float64) bool { return m[metricPauses] != 0 && m[metricOpen] == float64(limit) })
 	alive(t, held)
 	if len(answers) > 0 {
 		t.Fatal("more connections than the limit were served")

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestManyOpenFlows opens many connections at once that the kernel forwards, asks on each,
@@ -102,13 +101,7 @@ func TestManyOpenFlows(t *testing.T) {
 // wantFlows waits until the kernel forwards so many connections.
 func (p *proxy) wantFlows(n int) {
 	p.t.Helper()
-	wait.For(p.t, fmt.Sprintf("%d flows", n), startTimeout, func() error {
-		m, err := p.metrics()
-		if err == nil && int(m["sluice_flows"]) != n {
-			err = fmt.Errorf("%v flows", m["sluice_flows"])
-		}
-		return err
-	})
+	p.awaitMetrics(fmt.Sprintf("%d flows", n), func(m map[string]float64) bool { return int(m["sluice_flows"]) == n })
 }
 
 // said is a line of the proxy's output.

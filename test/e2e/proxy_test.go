@@ -285,6 +285,18 @@ func (p *proxy) metrics() (map[string]float64, error) {
 	return scrape(client)
 }
 
+// awaitMetrics waits until the metrics are as they should be.
+func (p *proxy) awaitMetrics(what string, holds func(m map[string]float64) bool) {
+	p.t.Helper()
+	wait.For(p.t, what, startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && !holds(m) {
+			err = fmt.Errorf("the metrics are %v", m)
+		}
+		return err
+	})
+}
+
 // scraper keeps its connection to the proxy's metrics open, so that it can read
 // them when the proxy has no descriptor left.
 func (p *proxy) scraper() *http.Client {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestLimitsAndQueue: connections beyond an endpoint's limit go to another endpoint, those beyond
@@ -33,13 +32,7 @@ func TestLimitsAndQueue(t *testing.T) {
 			return server
 		}
 		queued := func(want float64) {
-			wait.For(t, "queued connections", stopTimeout, func() error {
-				values, err := p.metrics()
-				if err == nil && values["sluice_connections_queued"] != want {
-					err = fmt.Errorf("%v are queued, want %v", values["sluice_connections_queued"], want)
-				}
-				return err
-			})
+			p.awaitMetrics("queued connections", func(m map[string]float64) bool { return m["sluice_connections_queued"] == want })
 		}
 		got := map[string]int{}
 		var open []net.Conn

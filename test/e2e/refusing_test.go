@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"io"
 	"net/netip"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
-	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection closes the only
@@ -29,13 +27,7 @@ func TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection(t *testing.T) {
 	for i := range clients {
 		go func() { visits <- ask(lab.Client, targets[i%len(targets)]) }()
 	}
-	wait.For(t, "the attempts are refused", startTimeout, func() error {
-		m, err := p.metrics()
-		if n := m["sluice_dial_failures_total"]; err == nil && n < clients*refusals {
-			err = fmt.Errorf("%v so far", n)
-		}
-		return err
-	})
+	p.awaitMetrics("the attempts are refused", func(m map[string]float64) bool { return m["sluice_dial_failures_total"] >= clients*refusals })
 	lab.Backends[0].EchoTCP(t, 8080)
 	for range clients {
 		if v := <-visits; v.err != nil {

@@ -54,13 +54,7 @@ func (p *proxy) residue() (residue, error) {
 // end a moment later.
 func (p *proxy) awaitOpen(n int) {
 	p.t.Helper()
-	wait.For(p.t, fmt.Sprintf("%d connections are open", n), startTimeout, func() error {
-		m, err := p.metrics()
-		if err == nil && m[metricOpen] != float64(n) {
-			err = fmt.Errorf("%v are", m[metricOpen])
-		}
-		return err
-	})
+	p.awaitMetrics(fmt.Sprintf("%d connections are open", n), func(m map[string]float64) bool { return m[metricOpen] == float64(n) })
 }
 
 // settle waits until no connection is open, and returns what remains. With limit

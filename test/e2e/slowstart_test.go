@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -74,11 +73,5 @@ func TestSlowStart(t *testing.T) {
 // awaitEndpoints waits until so many endpoints are in force.
 func awaitEndpoints(t *testing.T, p *proxy, want float64) {
 	t.Helper()
-	wait.For(t, "endpoints", stopTimeout, func() error {
-		values, err := p.metrics()
-		if err == nil && values["sluice_service_endpoints"] != want {
-			err = fmt.Errorf("%v, want %v", values["sluice_service_endpoints"], want)
-		}
-		return err
-	})
+	p.awaitMetrics("endpoints", func(m map[string]float64) bool { return m["sluice_service_endpoints"] == want })
 }

@@ -157,12 +157,8 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 		if repairs < len(steps)/2 || repairs == 0 {
 			t.Errorf("only %d repairs of %d flushes: it proves nothing", repairs, len(steps))
 		}
-		wait.For(t, "the log and the metric agree", startTimeout, func() error {
-			values, err := p.metrics()
-			if said := strings.Count(p.stderr.String(), "it is restored"); err == nil && said != int(values["sluice_steering_repairs_total"]) {
-				err = fmt.Errorf("the log says %d times that something was restored, the metric %v", said, values["sluice_steering_repairs_total"])
-			}
-			return err
+		p.awaitMetrics("the log and the metric agree", func(m map[string]float64) bool {
+			return strings.Count(p.stderr.String(), "it is restored") == int(m["sluice_steering_repairs_total"])
 		})
 		w.holdAll(t, m, w.services[0]).alive(t, "new connections")
 		p.stop()
