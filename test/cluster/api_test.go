@@ -8,6 +8,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,6 +44,7 @@ func newAPI(t *testing.T, config *rest.Config) *api {
 	}{
 		{corev1.SchemeGroupVersion, corev1.AddToScheme},
 		{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
+		{networkingv1.SchemeGroupVersion, networkingv1.AddToScheme},
 		{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
 		{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
 	} {

@@ -42,7 +42,7 @@ func TestWatchers(t *testing.T) {
 	w.populate(size.scale)
 	var report strings.Builder
 	fmt.Fprintf(&report, "%d Services with %d endpoints, %d changed slices\n", size.services, size.services*size.endpoints, size.changes)
-	for _, p := range []contender{{"sluice", ""}, {"kube-proxy", "1s"}} {
+	for _, p := range []contender{{name: "sluice"}, {name: "kube-proxy", minSyncPeriod: "1s"}} {
 		fmt.Fprintln(&report, w.measureTraffic(p, size))
 	}
 	report.WriteString(w.measureInstances(size, instances))
