@@ -20,7 +20,7 @@ func Cleanup(root, proxy string, namespace int) (removed []string, err error) {
 			removed = append(removed, fmt.Sprintf("%d filters of kernel flows", n))
 		}
 		if removeDevice(nl, proxy) {
-			removed = append(removed, "interface "+deviceName(proxy)+" of kernel flows")
+			removed = append(removed, "interface "+kernel.OwnDevice(proxy)+" of kernel flows")
 		}
 		nl.Close()
 	}

@@ -3,7 +3,6 @@ package flow
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"net/netip"
 	"syscall"
@@ -41,20 +40,6 @@ var (
 	deviceKinds = []string{"dummy", "ifb"}
 )
 
-// deviceName is the name of a proxy's device.
-func deviceName(proxy string) string {
-	const longest = syscall.IFNAMSIZ - 1
-	if proxy == "" {
-		return "sluice"
-	}
-	if len(proxy) > longest {
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(proxy))
-		return fmt.Sprintf("sluice-%08x", h.Sum32())
-	}
-	return proxy
-}
-
 // openDevice makes a proxy's device, or takes over that of the process before.
 func openDevice(namespace int, proxy string) (*device, error) {
 	handle, err := kernel.Open(namespace, syscall.NETLINK_ROUTE)
@@ -70,10 +55,10 @@ func openDevice(namespace int, proxy string) (*device, error) {
 		handle.Close()
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	d := &device{nl: handle, socket: &nl.SocketHandle{Socket: s}, name: deviceName(proxy)}
+	d := &device{nl: handle, socket: &nl.SocketHandle{Socket: s}, name: kernel.OwnDevice(proxy)}
 	if err := d.make(); err != nil {
 		d.close()
-		return nil, fmt.Errorf("interface %s: %w", d.name, err)
+		return nil, err
 	}
 	return d, nil
 }
@@ -85,6 +70,13 @@ func (d *device) close() {
 
 // make makes the device if it is not there, and sets it up.
 func (d *device) make() error {
+	if err := d.tryMake(); err != nil {
+		return fmt.Errorf("interface %s: %w", d.name, err)
+	}
+	return nil
+}
+
+func (d *device) tryMake() error {
 	link, err := d.nl.LinkByName(d.name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		link, err = d.add()
@@ -171,6 +163,6 @@ func (d *device) there() bool {
 
 // removeDevice removes a proxy's device, and reports whether there was one.
 func removeDevice(nl *netlink.Handle, proxy string) bool {
-	l, err := nl.LinkByName(deviceName(proxy))
+	l, err := nl.LinkByName(kernel.OwnDevice(proxy))
 	return err == nil && l.Attrs().Alias == deviceAlias && nl.LinkDel(l) == nil
 }

@@ -129,7 +129,7 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 // aimFromNode sets the address and the port by which a client on this node itself reaches the endpoint.
 func (f *flow) aimFromNode(st *state, endpoint netip.Addr) bool {
 	w, k, node := f.worker, f.shared(), f.client()
-	if f.record.Source != policy.SourceClient || !st.host.Has(node) || node.IsLoopback() {
+	if f.record.Source != policy.SourceClient || !st.host.Has(node) || node.IsLoopback() || w.server.node.Load().masquerade.Load() {
 		var ok bool
 		if node, ok = w.sources.to(endpoint); !ok {
 			return false

@@ -22,12 +22,12 @@ type nodeClients struct {
 	log    zerolog.Logger
 	told   once.Trouble
 	why    atomic.Pointer[string] // new ones are relayed; nil: they are not
+
+	masquerade  atomic.Bool // rules give some packets the node's address: all have the one that routing chooses
+	noFragments atomic.Bool // rules may drop what the node fragments: UDP is relayed
 }
 
-var (
-	errDeviceGone = errors.New("the interface of kernel flows for the node's own clients is gone")
-	errNoShortcut = errors.New("--shortcuts is off")
-)
+var errNoShortcut = errors.New("--shortcuts is off")
 
 // openNodeClients makes the device. Without it, all of the node's own clients are relayed.
 func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
@@ -48,21 +48,20 @@ func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
 }
 
 // check lets new connections become flows for the next second, unless there is a reason for the relay.
-func (n *nodeClients) check(inStack string, w *bypass.Watcher) {
+func (n *nodeClients) check(beside bypass.Node, err error) {
 	if n.device == nil {
 		return
 	}
-	why := inStack
-	var err error
-	if why == "" {
-		why, err = w.OnNode()
+	if !n.device.there() { // another program has removed it, or set it down
+		err = errors.Join(err, n.device.make())
+		atomic.StoreUint32(&n.kernel.Control.NodeDevice, uint32(n.device.index))
 	}
-	if err == nil && !n.device.there() {
-		err = errDeviceGone
-	}
+	why := beside.Relayed
 	if err != nil {
 		why = err.Error()
 	}
+	n.masquerade.Store(beside.Masquerade)
+	n.noFragments.Store(beside.NoFragments != "")
 	if why != "" {
 		atomic.StoreUint64(&n.kernel.Control.NodeUntil, 0)
 		n.relay(why)
@@ -132,6 +131,15 @@ func isForNode(port *service.Port, st *state) bool {
 		}
 	}
 	return st.host.Known()
+}
+
+// leavesToRelay reports whether a first packet is one of the node's own clients that the kernel does not
+// forward.
+func (w *worker) leavesToRelay(e *bpf.KernelEvent, s *portService) bool {
+	if !w.isFromNode(e) {
+		return false
+	}
+	return !s.forNode.Load() || s.path.protocol == service.UDP && w.server.node.Load().noFragments.Load()
 }
 
 // isFromNode reports whether a first packet came by the node's own device.

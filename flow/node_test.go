@@ -219,6 +219,9 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 		})
 	}
 	nft := func(script string) func() { return func() { lab.Node.NFT(t, script) } }
+	drops := func(family, hook string) func() {
+		return nft(fmt.Sprintf("table %s other {\nchain c {\ntype filter hook %s priority 0\nth dport 9 drop\n}\n}", family, hook))
+	}
 	sourceCheck := func(value string) func() {
 		return func() {
 			must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/rp_filter", value))
@@ -240,16 +243,11 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 		because  string
 		do, undo func()
 	}{
-		{"the chain c of nftables' table other", nft("add table inet other\nadd chain inet other c { type filter hook output priority 0; }"), nft("delete table inet other")},
-		{"the chain c of nftables' table other", nft("add table ip other\nadd chain ip other c { type filter hook input priority 0; }"), nft("delete table ip other")},
-		{"the chain c of nftables' table other", nft("add table ip other\nadd chain ip other c { type filter hook forward priority 0; }"), nft("delete table ip other")},
+		{"the chain c of nftables' table other", drops("inet", "output"), nft("delete table inet other")},
+		{"the chain c of nftables' table other", drops("ip", "input"), nft("delete table ip other")},
+		{"the chain c of nftables' table other", drops("ip6", "postrouting"), nft("delete table ip6 other")},
 		{"all.rp_filter is 1", sourceCheck("1"), sourceCheck("0")},
 		{"another program at lo's egress", attach("lo", ebpf.AttachTCXEgress), detach},
-		{"the interface of kernel flows", func() {
-			must.OK(t, lab.Node.SetDown("sluice"))
-		}, func() {
-			must.OK(t, lab.Node.Netlink().LinkSetUp(lab.Node.Link(t, "sluice")))
-		}},
 	} {
 		n.servesNode()
 		asks("b1:8080")
@@ -429,4 +427,66 @@ func putBehindBridge(t *testing.T, node *netns.Host, ifname string) {
 		err = errors.Join(err, nl.AddrDel(port, &a), nl.AddrAdd(bridge, add))
 	}
 	must.OK(t, err)
+}
+
+// The device comes again if another program removes it, or sets it down.
+func TestNodeClientsGetTheirDeviceAgain(t *testing.T) {
+	t.Parallel()
+	lab := localNode(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	n.servesNode()
+	c := n.dialFrom("tcp", lab.Node.IPv4, netip.MustParseAddrPort(vip4+":80"))
+	n.say(c)
+	nl := lab.Node.Netlink()
+	for what, change := range map[string]func(netlink.Link) error{"removed": nl.LinkDel, "down": nl.LinkSetDown} {
+		must.OK(t, change(lab.Node.Link(t, "sluice")))
+		wait.For(t, what+": the kernel forwards by it again", patience, func() error {
+			l, err := nl.LinkByName("sluice")
+			if err == nil && l.Attrs().Flags&net.FlagUp == 0 {
+				err = errors.New("it is down")
+			}
+			if err != nil {
+				return err
+			}
+			said, err := lab.Node.Ask("tcp", vip4+":80")
+			if err == nil && said != "b1:8080" {
+				err = errors.New(said)
+			}
+			return err
+		})
+		_, err := io.WriteString(c, "again")
+		must.OK(t, err)
+		b := make([]byte, 5)
+		if _, err := io.ReadFull(c, b); err != nil || string(b) != "again" {
+			t.Errorf("%s: an open connection: %q, %v", what, b, err)
+		}
+	}
+}
+
+// Of many connections of the node's own clients beside a dead endpoint, none fails, and each leaves one
+// record.
+func TestNodeClientsBesideADeadEndpoint(t *testing.T) {
+	t.Parallel()
+	lab := localNode(t, 2)
+	lab.Backends[1].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+	n.servesNode()
+	const connections = 1000
+	for range connections {
+		if said, err := lab.Node.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+			t.Fatalf("%q, %v", said, err)
+		}
+	}
+	wait.True(t, "all connections have ended", func() bool { return len(n.taken()) >= connections && !n.hasOpenFlow() })
+	failed := 0
+	records := n.taken()
+	for _, r := range records {
+		failed += len(r.Failed)
+	}
+	if len(records) != connections || failed == 0 {
+		t.Errorf("%d records of %d connections, with %d failed attempts", len(records), connections, failed)
+	}
 }

@@ -64,7 +64,7 @@ func (s *shortcuts) Check() {
 	if err != nil {
 		what = err.Error()
 	}
-	s.node.check(what, s.bypass)
+	s.node.check(s.bypass.OnNode())
 	switch until := &s.kernel.Control.ShortcutsUntil; {
 	case what == "":
 		atomic.StoreUint64(until, uint64(sys.Monotonic()+int64(shortcutsLast)))

@@ -352,7 +352,7 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	if s != nil && s.inKernel && path.protocol == service.UDP && !w.hasRoom(s) && !w.isRelayed(key) {
 		s.makeRoom(w, now)
 	}
-	if s == nil || !s.inKernel || !w.hasRoom(s) || w.isFromNode(e) && !s.forNode.Load() {
+	if s == nil || !s.inKernel || !w.hasRoom(s) || w.leavesToRelay(e, s) {
 		w.pass(e, &p, key, relayedFor(path.protocol))
 		return
 	}

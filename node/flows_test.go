@@ -122,7 +122,10 @@ func TestFlowsThatDoNotStart(t *testing.T) {
 	if problems, err := testutil.CollectAndLint(dataPathMetric{p}); err != nil || len(problems) > 0 {
 		t.Errorf("the metric: %v, %v", problems, err)
 	}
-	if err := testutil.CollectAndCompare(dataPathMetric{p}, strings.NewReader("# HELP sluice_data_path "+dataPathHelp+"\n# TYPE sluice_data_path gauge\nsluice_data_path{path=\"relay\",reason=\""+trouble+"\"} 1\n")); err != nil {
+	if err := testutil.CollectAndCompare(dataPathMetric{p}, strings.NewReader("# HELP sluice_data_path "+dataPathHelp+"\n# TYPE sluice_data_path gauge\nsluice_data_path{path=\"relay\",reason=\""+trouble+"\"} 1\n"), "sluice_data_path"); err != nil {
+		t.Error(err)
+	}
+	if err := testutil.CollectAndCompare(dataPathMetric{p}, strings.NewReader("# HELP sluice_node_clients_data_path "+nodeClientsHelp+"\n# TYPE sluice_node_clients_data_path gauge\nsluice_node_clients_data_path{path=\"relay\",reason=\""+trouble+"\"} 1\n"), "sluice_node_clients_data_path"); err != nil {
 		t.Error(err)
 	}
 	stop()

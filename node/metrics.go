@@ -41,20 +41,38 @@ func (p *Proxy) registry() *prometheus.Registry {
 	return admin.NewRegistry(sources)
 }
 
-// dataPathMetric names the data path in use, and why it is the relay.
+// dataPathMetric names the data path in use, and that of the node's own clients, and why it is the relay.
 type dataPathMetric struct{ proxy *Proxy }
 
 const dataPathHelp = "Always 1; its labels name the data path in use, and why it is the relay."
 
-var dataPathDesc = prometheus.NewDesc("sluice_data_path", dataPathHelp, []string{"path", "reason"}, nil)
+// nodeClientsHelp is of the same for clients on the node itself.
+const nodeClientsHelp = "Always 1; its labels name the data path of new connections of this node's own clients, and why it is the relay."
+
+var (
+	dataPathDesc    = prometheus.NewDesc("sluice_data_path", dataPathHelp, []string{"path", "reason"}, nil)
+	nodeClientsDesc = prometheus.NewDesc("sluice_node_clients_data_path", nodeClientsHelp, []string{"path", "reason"}, nil)
+)
 
 // Describe implements prometheus.Collector.
-func (dataPathMetric) Describe(to chan<- *prometheus.Desc) { to <- dataPathDesc }
+func (dataPathMetric) Describe(to chan<- *prometheus.Desc) {
+	to <- dataPathDesc
+	to <- nodeClientsDesc
+}
 
 // Collect implements prometheus.Collector.
 func (m dataPathMetric) Collect(to chan<- prometheus.Metric) {
-	used := m.proxy.dataPath.Load()
-	to <- prometheus.MustNewConstMetric(dataPathDesc, prometheus.GaugeValue, 1, used.path.String(), strings.ToValidUTF8(used.why, "?"))
+	used := *m.proxy.dataPath.Load()
+	tell := func(desc *prometheus.Desc) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, used.path.String(), strings.ToValidUTF8(used.why, "?"))
+	}
+	tell(dataPathDesc)
+	if used.path == conntrack.Kernel {
+		if used.why = m.proxy.flows.server.NodeRelayed(); used.why != "" {
+			used.path = conntrack.Relayed
+		}
+	}
+	tell(nodeClientsDesc)
 }
 
 // ownMetrics are those of the proxy, whatever its source is.

@@ -74,15 +74,15 @@ func (w *Watcher) Changed() <-chan struct{} { return w.routes.changed }
 // says what cannot be read.
 func (w *Watcher) InStack() (string, error) { return w.others.inStack() }
 
-// OnNode names what looks at packets of the node's own connections beside what InStack names, or at
-// packets that arrive at some interface, or returns "". Call InStack and Ways before.
-func (w *Watcher) OnNode() (string, error) {
+// OnNode says what becomes of the node's own connections. An error says what cannot be read. Call
+// Ways before.
+func (w *Watcher) OnNode() (Node, error) {
 	for index, way := range w.ways {
 		if way&Watched != 0 {
-			return fmt.Sprintf("another program at the ingress of interface %d", index), nil
+			return Node{Relayed: fmt.Sprintf("another program at the ingress of interface %d", index)}, nil
 		}
 	}
-	return w.others.onNode()
+	return w.others.ofNode()
 }
 
 // Ways returns the ways of some interfaces, by their index; all are those of the namespace. It

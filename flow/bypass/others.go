@@ -15,6 +15,7 @@ import (
 	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -32,10 +33,10 @@ type others struct {
 	unread    error
 	peers     *peers
 
-	generation string       // of nftables, when they were listed
-	chain      string       // of another program
-	nodeChain  string       // the same, at the hooks of the node's own packets
-	queues     map[int]bool // interfaces with a queueing discipline that packets wait in
+	generation string          // of nftables, when they were listed
+	chain      string          // of another program
+	onNode     firewall.OnNode // what rules do with the node's own packets
+	queues     map[int]bool    // interfaces with a queueing discipline that packets wait in
 }
 
 // openOthers opens what finds programs, filters and rules that are not Sluice's own.
@@ -104,14 +105,19 @@ func (o *others) close() {
 // IPsec. It is empty if nothing does. Few kernels list the functions of other modules
 // (CONFIG_NETFILTER_NETLINK_HOOK).
 func (o *others) inStack() (what string, err error) {
-	if what, err = o.nftables(); what != "" || err != nil {
-		return what, err
+	if err = o.nftables(); o.chain != "" || err != nil {
+		return o.chain, err
 	}
+	return o.besideRules(isForwarding)
+}
+
+// besideRules names what looks at packets at some hooks beside nftables.
+func (o *others) besideRules(hooks func(uint32) bool) (what string, err error) {
 	if o.unread != nil {
 		return "", o.unread
 	}
 	if o.netfilter != nil {
-		if what, err = o.netfilter.at(isForwarding); what != "" || err != nil {
+		if what, err = o.netfilter.at(hooks); what != "" || err != nil {
 			return what, err
 		}
 	}
@@ -144,50 +150,49 @@ func (o *others) inStack() (what string, err error) {
 // Numbers of linux/netfilter.h.
 const (
 	nfprotoInet, nfprotoNetdev = 1, 5
-	hookInput, hookOutput      = 1, 3
 	hookForward                = 2
 	hookPostrouting            = 4
 	hookPrerouting             = 0
 	hookIngress                = 5 // of NFPROTO_INET
 )
 
-// nftables names a base chain of others that packets pass. It reads the chains again only if
-// nftables have changed.
-func (o *others) nftables() (string, error) {
+// nftables looks for base chains of others that packets pass, and at what their rules do. It reads
+// them again only if nftables have changed.
+func (o *others) nftables() error {
 	if o.nft == nil {
-		return "", nil
+		return nil
 	}
 	answers, err := o.nft.Get(syscall.AF_UNSPEC, kernel.GetGen, 0)
 	if isMissing(err) {
-		return "", nil // netfilter without nf_tables
+		return nil // netfilter without nf_tables
 	}
 	if err != nil || len(answers) == 0 {
-		return "", fmt.Errorf("nftables: generation: %w", err)
+		return fmt.Errorf("nftables: generation: %w", err)
 	}
 	generation := string(answers[0].Attribute(attrGeneration))
 	if generation == o.generation {
-		return o.chain, nil
+		return nil
 	}
 	chains, err := o.nft.Get(syscall.AF_UNSPEC, kernel.GetChain, mdlayher.Dump)
 	if err != nil {
-		return "", fmt.Errorf("nftables: chains: %w", err)
+		return fmt.Errorf("nftables: chains: %w", err)
 	}
-	o.generation, o.chain, o.nodeChain = generation, "", ""
+	o.chain = ""
 	for _, c := range chains {
 		table := kernel.Text(c.Attribute(kernel.AttrChainTable))
 		if c.Family == nfprotoInet && table == o.ownTable {
 			continue
 		}
-		name := fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
 		if passes(&c, isForwarding) {
-			o.chain = name
+			o.chain = fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
 			break
 		}
-		if passes(&c, isOfNode) {
-			o.nodeChain = name
-		}
 	}
-	return o.chain, nil
+	if o.onNode, err = firewall.ReadOnNode(o.nft, o.ownTable); err != nil {
+		return err
+	}
+	o.generation = generation
+	return nil
 }
 
 const (
@@ -215,22 +220,32 @@ func isForwarding(hook uint32) bool {
 	return hook == hookPrerouting || hook == hookForward || hook == hookPostrouting
 }
 
-// isOfNode reports whether packets to or from the node itself pass a hook of an IP family.
-func isOfNode(hook uint32) bool { return hook == hookInput || hook == hookOutput }
+// Node says what becomes of the node's own connections.
+type Node struct {
+	Relayed     string // why all are to be relayed, or ""
+	NoFragments string // what may drop datagrams that the node fragments for them, or ""
+	Masquerade  bool   // the node gives some packets an address of its own: they must have it already
+}
 
-// onNode names what looks at packets of the node's own connections: a chain or a BPF program of
-// netfilter for what the node sends or receives, a program at lo's egress, a strict check of
-// sources at all interfaces, or that lo does not forward, so that programs at lo cannot ask for
-// routes. Call inStack before.
-func (o *others) onNode() (what string, err error) {
-	if o.nodeChain != "" {
-		return o.nodeChain, nil
+// ofNode names what looks at packets of the node's own connections, or at packets that arrive at some
+// interface: rules that judge them, a program of netfilter, a program at lo's egress, a strict check of
+// sources at all interfaces, or that lo does not forward, so that programs at lo cannot ask for routes.
+func (o *others) ofNode() (n Node, err error) {
+	if err = o.nftables(); err != nil {
+		return n, err
 	}
-	if o.netfilter != nil {
-		if what, err = o.netfilter.at(isOfNode); what != "" || err != nil {
-			return what, err
-		}
+	n = Node{Relayed: o.onNode.Judges, NoFragments: o.onNode.Forwards, Masquerade: o.onNode.Translates != ""}
+	if n.Relayed == "" {
+		n.Relayed, err = o.besideRules(func(uint32) bool { return true })
 	}
+	if n.Relayed == "" && err == nil {
+		n.Relayed, err = o.aroundNode()
+	}
+	return n, err
+}
+
+// aroundNode names what else keeps the node's own connections from the kernel.
+func (o *others) aroundNode() (what string, err error) {
 	if is, err := o.programs(kernel.Loopback, egressSide); is || err != nil {
 		return "another program at lo's egress", err
 	}

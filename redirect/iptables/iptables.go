@@ -34,6 +34,7 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -66,6 +67,7 @@ type Options struct {
 	Conntrack redirect.Conntrack
 
 	nodePorts [2]uint16 // see redirect.NodePorts
+	device    string    // by which kernel flows answer clients on the node
 }
 
 // Name is this mode's; the log says the variant too.
@@ -79,6 +81,9 @@ const DefaultName = "sluice"
 const maxListeners = 16
 
 func (o Options) withDefaults() Options {
+	if o.device == "" {
+		o.device = kernel.OwnDevice(o.Name)
+	}
 	o.Name = strings.ReplaceAll(cmp.Or(o.Name, DefaultName), "-", "_")
 	o.ReplyPorts = cmp.Or(o.ReplyPorts, redirect.ReplyPorts)
 	o.Routes.SocketMark = cmp.Or(o.Routes.SocketMark, route.DefaultSocketMark)

@@ -30,6 +30,7 @@ type writer struct {
 	socket     string // likewise
 	replyPorts string // that they come to: "10000:29999"
 	nodePorts  string // that answers to sockets on the node's addresses come to
+	device     string // by which kernel flows answer clients on the node
 	transport  []string
 }
 
@@ -37,7 +38,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 	w := &writer{
 		v: v, name: name, chains: chainPrefix(name), want: want, sets: sets,
 		steer:     fmt.Sprintf("%#x/%#x", opts.Routes.SteerMark, opts.Routes.SteerMark),
-		transport: []string{"tcp", "udp"},
+		transport: []string{"tcp", "udp"}, device: opts.device,
 	}
 	w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
 	w.nodePorts = fmt.Sprintf("%d:%d", opts.nodePorts[0], opts.nodePorts[1])
@@ -152,6 +153,7 @@ func (w *writer) raw() {
 	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
+	w.rule("PREROUTING", "-i", w.device, "-g %NOTRACK") // answers to clients on the node, whose own packets are not tracked
 	if w.want.untracked {
 		w.eachOf("PREROUTING", listNode, "udp --dport "+w.nodePorts, isTransparent, "-g %NOTRACK")
 	}

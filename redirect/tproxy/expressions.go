@@ -117,6 +117,16 @@ func isLoopback() []expr.Any {
 	}
 }
 
+// isFrom matches what comes in by an interface.
+func isFrom(ifname string) []expr.Any {
+	name := make([]byte, syscall.IFNAMSIZ)
+	copy(name, ifname)
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: name},
+	}
+}
+
 // isFamily comes first in each rule that looks at addresses, also where the
 // chain has seen to it already: without it, nft shows offsets instead of names.
 func isFamily(v version) []expr.Any {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/nftables"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -55,6 +56,7 @@ func openFilter(opts Options) (*filter, error) {
 			steerMark: opts.Routes.SteerMark, replyMark: opts.Routes.ReplyMark, socketMark: opts.Routes.SocketMark,
 			firstReply: opts.ReplyPorts[0], lastReply: opts.ReplyPorts[1],
 			nodePorts: redirect.NodePorts(opts.Routes.NetNS),
+			device:    kernel.OwnDevice(opts.Table),
 			lookup:    opts.Lookup,
 		},
 

@@ -21,6 +21,8 @@ type numbers struct {
 	// addresses come to. These sockets have the socketMark.
 	nodePorts  [2]uint16
 	socketMark uint32
+	// device is the interface by which kernel flows answer clients on the node.
+	device string
 	// lookup says that somebody else finds the sockets for ranges of ours.
 	lookup bool
 	// omitted is nothing without lookup.
@@ -64,6 +66,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  ip daddr @local4 goto rest4
 //	                  ip daddr @foreign4 goto foreign4
 //	                  th dport @ownport4 ip daddr . meta l4proto . th dport @own4 notrack accept
+//	                  iifname sluice notrack accept
 //	                  meta l4proto udp th dport 10000-29999 jump replies
 //	                  meta l4proto udp th dport 32768-65535 ip daddr @node4 jump node
 //	                  meta l4proto icmp jump replies
@@ -244,6 +247,8 @@ func rulesIn(v version, generation int, n numbers) []rule {
 	needs(false, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest))
 	needs(o.foreign, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others))
 	needs(o.tracking, isOwn(v, f.dest, portDestination, generation), untracked)
+	// Answers to clients on the node, whose own packets rulesOut leaves untracked.
+	needs(o.tracking, isFrom(n.device), untracked)
 	// For UDP not before the services' addresses: a socket that answers
 	// from one of them is transparent, and would be taken for the receiver.
 	needs(o.replies, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))

@@ -60,6 +60,9 @@ func allColumns() []column {
 		{id: "rr1", about: "128 bytes there and back, 1 client", quick: true, run: requests("rr1", 1)},
 		{id: "rr64", about: "the same, 64 clients", quick: true, run: requests("rr64", 64)},
 		{id: "crc", about: "connect, 128 bytes there and back, close; 32 clients, the server closes first", quick: true, run: churn("crc", load.ServerCloses)},
+		{id: "node-rr1", about: "128 bytes there and back, 1 client on the node itself", only: nodePeers, run: onNode(requests("node-rr1", 1))},
+		{id: "node-bulk1", about: "download, 1 stream of a client on the node itself", only: nodePeers, run: onNode(bulk("node-bulk1", load.Download, 1))},
+		{id: "node-crc", about: "crc, 32 clients on the node itself", only: nodePeers, run: onNode(churn("node-crc", load.ServerCloses))},
 		{id: "mixed", about: "100 request-response clients beside 100 bulk streams", quick: true, run: mixed},
 		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: datagrams("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
 		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: datagrams("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
@@ -145,6 +148,21 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 			id + ".cpu":     per100k(r.Relay, r.Count),
 			id + ".machine": per100k(r.Machine.Busy, r.Count),
 		}, s.clean(r)
+	}
+}
+
+// nodePeers are paths that clients on the node itself can take.
+var nodePeers = []string{"direct", "sluice", "sluice-base", "sluice-kernel", "sluice-kernel-base"}
+
+// onNode has the clients of a column be on the node itself.
+func onNode(run func(*stage) (figures, error)) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		if err := s.awaitNode(); err != nil {
+			return nil, err
+		}
+		s.clients = s.world.Node
+		defer func() { s.clients = s.world.Client }()
+		return run(s)
 	}
 }
 

@@ -51,8 +51,16 @@ func (h *holder) close() {
 
 // metrics reads the relay's Prometheus metrics without labels; nil if it has none.
 func (s *stage) metrics() map[string]float64 {
+	if text := s.metricsText(); text != "" {
+		return parseMetrics(text)
+	}
+	return nil
+}
+
+// metricsText returns the relay's metrics, or "" where it has none or does not answer.
+func (s *stage) metricsText() string {
 	if s.relay.Metrics == "" {
-		return nil
+		return ""
 	}
 	// One connection, opened on the node: the transport's own goroutines would
 	// open it in another namespace.
@@ -62,7 +70,7 @@ func (s *stage) metrics() map[string]float64 {
 		return err
 	})
 	if err != nil {
-		return nil
+		return ""
 	}
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -71,14 +79,14 @@ func (s *stage) metrics() map[string]float64 {
 	response, err := client.Get("http://" + s.relay.Metrics + "/metrics")
 	if err != nil {
 		_ = conn.Close()
-		return nil
+		return ""
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil
+		return ""
 	}
-	return parseMetrics(string(text))
+	return string(text)
 }
 
 func parseMetrics(text string) map[string]float64 {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
@@ -19,15 +20,16 @@ import (
 // stage is one peer in a world of its own, so that no other peer is affected by
 // its rules, tracked connections and ports in TIME_WAIT.
 type stage struct {
-	b      *bench
-	peer   peer.Peer
-	world  *world.World
-	server *world.Process
-	iperf3 *world.Process // nil if it is not needed
-	relay  *peer.Running
-	dir    string
-	used   bool // a column has run on it
-	spent  bool // a column has used it up: the next one needs another stage
+	b       *bench
+	peer    peer.Peer
+	world   *world.World
+	clients *world.Namespace // where clients are
+	server  *world.Process
+	iperf3  *world.Process // nil if it is not needed
+	relay   *peer.Running
+	dir     string
+	used    bool // a column has run on it
+	spent   bool // a column has used it up: the next one needs another stage
 }
 
 // openStage builds the world, starts server and relay, and waits until a client
@@ -48,6 +50,7 @@ func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	if err != nil {
 		return nil, err
 	}
+	s.clients = s.world.Client
 	if b.opts.neighbours {
 		if err := s.world.Neighbours(); err != nil {
 			return nil, err
@@ -143,6 +146,20 @@ func (s *stage) awaitKernel() error {
 	return nil
 }
 
+// awaitNode waits until kernel flows serve clients on the node itself, if they are to.
+func (s *stage) awaitNode() error {
+	const limit = 10 * time.Second
+	for deadline := time.Now().Add(limit); s.peer.Kernel; time.Sleep(20 * time.Millisecond) {
+		if strings.Contains(s.metricsText(), `sluice_node_clients_data_path{path="kernel"`) {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: the kernel does not forward the node's own clients after %v: %s", s.peer.Name, limit, s.relay.Log())
+		}
+	}
+	return nil
+}
+
 func (s *stage) tryEcho() error {
 	if s.b.opts.sctp {
 		return load.AskSCTP(s.relay.Targets[0])
@@ -193,13 +210,13 @@ func (s *stage) load(spec load.Spec) (*load.Result, error) {
 	return &result, nil
 }
 
-// role runs this program in the client's namespace in one of its roles.
+// role runs this program in the clients' namespace in one of its roles.
 func (s *stage) role(name string, order, result any, limit time.Duration) error {
 	in, err := json.Marshal(order)
 	if err != nil {
 		return err
 	}
-	out, err := s.world.Client.Run(s.b.self(name, in), limit)
+	out, err := s.clients.Run(s.b.self(name, in), limit)
 	if err != nil {
 		if failed := s.relay.Failed(); failed != nil {
 			return fmt.Errorf("%w; %w", failed, err)

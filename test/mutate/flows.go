@@ -549,9 +549,34 @@ var flows = []mutation{
 		pkg: "flow", test: "TestNodeClientsBesideLooseSourceChecks",
 	},
 	{
-		name: "node-clients-past-output", what: "rules at OUTPUT and INPUT do not have the node's own clients relayed",
-		file: "flow/bypass/others.go", old: "if o.nodeChain != \"\" {", new: "if false {",
+		name: "node-clients-past-rules", what: "rules that judge the node's own packets do not have its clients relayed",
+		file: "flow/bypass/others.go", old: "Relayed: o.onNode.Judges,", new: "Relayed: \"\",",
 		pkg: "flow", test: "TestNodeClientsAreRelayed",
+	},
+	{
+		name: "node-clients-beside-no-rules", what: "any rules of others have the node's own clients relayed",
+		file: "flow/bypass/others.go", old: "Relayed: o.onNode.Judges,", new: "Relayed: o.chain,",
+		pkg: "flow", test: "TestNodeClientsBesideAClustersRules",
+	},
+	{
+		name: "node-clients-unmasqueraded", what: "endpoints see another address of the node than the one that rules masquerade to",
+		file: "flow/dial.go", old: " || w.server.node.Load().masquerade.Load()", new: "",
+		pkg: "flow", test: "TestNodeClientsBesideAClustersRules",
+	},
+	{
+		name: "node-clients-fragments-dropped", what: "rules for forwarded packets judge long datagrams of the node's own clients",
+		file: "flow/node.go", old: "|| s.path.protocol == service.UDP && w.server.node.Load().noFragments.Load()", new: "",
+		pkg: "flow", test: "TestNodeClientsBesideRulesForForwardedPackets",
+	},
+	{
+		name: "node-clients-jumps", what: "rules of chains that others lead to judge nothing of the node's own",
+		file: "host/firewall/node.go", old: "		l.chain(kernel.Text(kernel.Attribute(v, attrChain)))\n", new: "",
+		pkg: "host/firewall", test: "TestReadOnNode",
+	},
+	{
+		name: "node-clients-device-lost", what: "a device that another program removes does not come again",
+		file: "flow/node.go", old: "err = errors.Join(err, n.device.make())", new: "err = errNoShortcut",
+		pkg: "flow", test: "TestNodeClientsGetTheirDeviceAgain",
 	},
 	{
 		name: "node-clients-own-endpoint", what: "the node's own clients are not relayed to an endpoint on the node",

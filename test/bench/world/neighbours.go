@@ -47,11 +47,16 @@ COMMIT
 COMMIT
 `
 
+// Rules returns what iptables-restore takes of them, for a range of pods and one of them.
+func Rules(pods, pod string) string {
+	return strings.NewReplacer("PODS", pods, "POD", pod).Replace(neighbours)
+}
+
 // Neighbours gives the node the rules of a cluster's node. Only for an IPv4 World.
 func (w *World) Neighbours() error {
 	return w.Node.Do(func() error {
 		cmd := exec.Command("iptables-restore", "--noflush")
-		cmd.Stdin = strings.NewReader(strings.NewReplacer("PODS", "10.0.0.0/14", "POD", w.Endpoints[0].String()).Replace(neighbours))
+		cmd.Stdin = strings.NewReader(Rules("10.0.0.0/14", w.Endpoints[0].String()))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("iptables-restore: %w: %s", err, out)
 		}

@@ -69,6 +69,9 @@ type Prober interface {
 	Flows() error
 	// Unforwarded tells why families are not forwarded, so that they are relayed.
 	Unforwarded() ([]string, error)
+	// NodeRules names a chain that judges the node's own packets, so that its own clients are relayed;
+	// "" if there is none.
+	NodeRules() (string, error)
 	// Transparent, IPv6 and SCTP tell why there are no such sockets.
 	Transparent() error
 	IPv6() error
@@ -188,6 +191,11 @@ func (f Finding) warn(none string, there []string, err error, remedy string) Fin
 
 func sockets(p Prober) []Finding {
 	unforwarded, err := p.Unforwarded()
+	rules, errRules := p.NodeRules()
+	var judging []string
+	if rules != "" {
+		judging = append(judging, rules)
+	}
 	return []Finding{
 		Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every steering mode"}.
 			judge(p.Transparent(), ""),
@@ -199,6 +207,8 @@ func sockets(p Prober) []Finding {
 			judge(p.Flows(), "nothing, if connections may be relayed; else a kernel with tcx (Linux 6.6) or clsact (sch_ingress, cls_bpf), CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_PERFMON, and forwarding (net.ipv4.ip_forward=1)"),
 		Finding{Feature: "forwarding for kernel flows", Probed: "read the settings of all interfaces", NeededBy: "--datapath auto and kernel: a family that the node does not forward, also at one interface alone, is relayed"}.
 			warn("IPv4 and IPv6 are forwarded", unforwarded, err, "nothing, if that family may be relayed; else set it to 1: a proxy that runs notices"),
+		Finding{Feature: "kernel flows for this node's own clients", Probed: "read the rules of nftables, also of iptables-nft, at the hooks that the node's own packets pass", NeededBy: "clients on the node itself, which are relayed beside rules that judge its own packets"}.
+			warn("no rules judge the node's own packets", judging, errRules, "nothing, if this node's own clients may be relayed; docs/datapath.md lists which rules judge"),
 		Finding{Feature: "BPF file system", Probed: "asked for the file system at --bpf-root",
 			NeededBy: "sklookup: its program then refuses for a killed proxy, and rules of nftables that cost 10 % of the CPU for UDP are left out"}.
 			judge(p.BPFFS(), "mount -t bpf bpf "+bpffs.DefaultRoot+"; into a container, mount that directory of its host"),

@@ -29,6 +29,7 @@ type fake struct {
 	ipv6, sctp       error
 	flows            error
 	unforwarded      []string
+	nodeRules        string
 	bpffs            error
 	capabilities     uint64
 	sysctls          map[string]string
@@ -66,7 +67,8 @@ func (f *fake) Flows() error                  { return f.flows }
 func (f *fake) Unforwarded() ([]string, error) {
 	return f.unforwarded, f.unreadable
 }
-func (f *fake) BPFFS() error { return f.bpffs }
+func (f *fake) NodeRules() (string, error) { return f.nodeRules, f.unreadable }
+func (f *fake) BPFFS() error               { return f.bpffs }
 func (f *fake) SourceChecks() ([]string, error) {
 	return f.checks, f.unreadable
 }
@@ -130,6 +132,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
 		{"no forwarding", func(f *fake) { f.sysctls["net/ipv4/ip_forward"] = "0" }, "net.ipv4.ip_forward", Warning, "0", "set it to 1", "tproxy/nftables"},
 		{"no forwarding at an interface", func(f *fake) { f.unforwarded = []string{"net.ipv4.conf.eth1.forwarding is 0"} }, "forwarding for kernel flows", Warning, "eth1", "set it to 1", "tproxy/nftables"},
+		{"rules for the node's own packets", func(f *fake) { f.nodeRules = "the chain INPUT" }, "kernel flows for this node's own clients", Warning, "the chain INPUT", "may be relayed", "tproxy/nftables"},
 		{"strict source check", func(f *fake) { f.sysctls["net/ipv4/conf/all/rp_filter"] = "1" }, "net.ipv4.conf.all.rp_filter", Warning, "1", "set it to 2", "tproxy/nftables"},
 		{"loopback for neighbours", func(f *fake) { f.sysctls["net/ipv4/conf/all/route_localnet"] = "1" }, "net.ipv4.conf.all.route_localnet", Warning, "1", "set it to 0", "tproxy/nftables"},
 		{"no br_netfilter", func(f *fake) { delete(f.sysctls, "net/bridge/bridge-nf-call-iptables") }, "net.bridge.bridge-nf-call-iptables", Fine, "does not exist: no br_netfilter", "", "tproxy/nftables"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -69,6 +70,19 @@ func (h *host) Unforwarded() (list []string, err error) {
 		}
 	}
 	return list, err
+}
+
+func (h *host) NodeRules() (string, error) {
+	nft, err := kernel.OpenNFTables(0)
+	if firewall.NoTables(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer nft.Close()
+	found, err := firewall.ReadOnNode(nft, h.options.Table)
+	return found.Judges, err
 }
 
 func (h *host) Sysctl(path string) (string, error) {
