@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,5 +18,11 @@ func sendHistogram(ch chan<- prometheus.Metric, d *prometheus.Desc, h *conntrack
 		cumulative += h.Buckets[i]
 		buckets[bound.Seconds()] = cumulative
 	}
-	ch <- prometheus.MustNewConstHistogram(d, cumulative+h.Buckets[len(bounds)], h.Sum.Seconds(), buckets, labels...)
+	m := prometheus.MustNewConstHistogram(d, cumulative+h.Buckets[len(bounds)], h.Sum.Seconds(), buckets, labels...)
+	if s := h.Slow; s.ID != 0 {
+		m = prometheus.MustNewMetricWithExemplars(m, prometheus.Exemplar{
+			Value: s.Duration.Seconds(), Labels: prometheus.Labels{"id": strconv.FormatUint(s.ID, 10)}, Timestamp: time.Unix(0, s.At),
+		})
+	}
+	ch <- m
 }

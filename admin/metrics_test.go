@@ -2,6 +2,8 @@ package admin
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -267,5 +269,42 @@ func BenchmarkGather(b *testing.B) {
 				must.OK(b, must.Err(registry.Gather()))
 			}
 		})
+	}
+}
+
+// A histogram names a connection that was slow, for those that ask for OpenMetrics, and
+// kube-proxy's histograms have native buckets.
+func TestExemplars(t *testing.T) {
+	registry := NewRegistry(sources(t))
+	r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+	w := httptest.NewRecorder()
+	pages := &Pages{Metrics: registry, Mode: func() string { return "" }}
+	pages.handler(time.Now()).ServeHTTP(w, r)
+	for _, want := range []string{
+		`sluice_connect_duration_seconds_bucket{namespace="default",port="http",protocol="TCP",service="web",le="0.3"} 2 # {id="1"} 0.251 `,
+		`sluice_first_byte_duration_seconds_bucket{namespace="default",port="http",protocol="TCP",service="web",le="0.4"} 1 # {id="1"} 0.26 `,
+	} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("no %s in\n%s", want, w.Body)
+		}
+	}
+	if strings.Count(w.Body.String(), "# {") != 2 {
+		t.Errorf("connections that were not slow have exemplars:\n%s", w.Body)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	native := 0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if strings.HasPrefix(f.GetName(), "kubeproxy_") && m.GetHistogram().GetSchema() > 0 {
+				native++
+			}
+		}
+	}
+	if native != 4 {
+		t.Errorf("%d of 4 histograms of kube-proxy's are native", native)
 	}
 }

@@ -54,6 +54,8 @@ func (p *Pages) handler(started time.Time) http.Handler {
 	}
 	// One failing collector must not hide all others.
 	options := promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: 10 * time.Second}
+	exemplars := options
+	exemplars.EnableOpenMetrics = true // the only text that has them
 	health := newSLIs(started)
 	if p.Config != nil {
 		handle("/configz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -72,7 +74,7 @@ func (p *Pages) handler(started time.Time) http.Handler {
 		handle("/flagz", flagz(p.Flags))
 	}
 	handle("/healthz", health.observe(text("ok")))
-	handle("/metrics", promhttp.HandlerFor(p.Metrics, options))
+	handle("/metrics", promhttp.HandlerFor(p.Metrics, exemplars))
 	handle("/metrics/slis", promhttp.HandlerFor(health.all, options))
 	handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { text(p.Mode())(w, r) }))
 	mux.Handle("GET /statusz", statusz(p.Version, started, append(paths, "/statusz")))

@@ -17,18 +17,25 @@ type Sync struct {
 	last, queued          *prometheus.GaugeVec
 }
 
+// Bounds of native histograms, which Prometheus gets beside the buckets if it asks for them.
+const (
+	nativeFactor  = 1.1
+	nativeBuckets = 100
+)
+
 // NewSync creates a Sync without changes.
 func NewSync() *Sync {
 	s := &Sync{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to apply a change.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets,
 		}, []string{"ip_family"}),
 		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_network_programming_duration_seconds",
 			Help: "Time from the change of a Pod or Service until it is in force here.",
 			Buckets: append(prometheus.ExponentialBuckets(0.015625, 2, 7), // 15 ms to 1 s: kube-proxy has one bucket there
 				2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 120, 180, 240, 300),
+			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets,
 		}, []string{"ip_family"}),
 		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds", Help: "When a change was last applied.",

@@ -22,7 +22,7 @@ func TestTotalsAreCarried(t *testing.T) {
 		c.bytesFromClient.Add(3 * n)
 		c.ended[ClientFin].Add(n)
 		c.failed[DialRefused].Add(n)
-		c.connect.observe(int64(time.Millisecond))
+		c.connect.observe(1, int64(time.Millisecond))
 	}
 	tell := func() {
 		t.Helper()

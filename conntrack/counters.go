@@ -84,13 +84,27 @@ type Totals struct {
 type Histogram struct {
 	Buckets [bucketCount + 1]uint64
 	Sum     time.Duration
+	Slow    Exemplar `json:"-"`
 }
+
+// Exemplar is the last connection whose duration was longer than slow; its ID is 0 without one.
+type Exemplar struct {
+	ID       uint64
+	Duration time.Duration
+	At       int64 // when it was counted, in Unix ns
+}
+
+// slow bounds what Exemplars cost: only connections that take longer are one.
+const slow = 100 * time.Millisecond
 
 func (h *Histogram) addTimes(o *Histogram, times int) {
 	for i, b := range o.Buckets {
 		h.Buckets[i] += b * uint64(times)
 	}
 	h.Sum += o.Sum * time.Duration(times)
+	if o.Slow.At > h.Slow.At {
+		h.Slow = o.Slow
+	}
 }
 
 // Totals returns the current values.
@@ -157,7 +171,7 @@ func (c *Counters) recordClosed(r *Record) {
 		c.ended[r.End].Add(1)
 	}
 	if r.FirstByte > 0 {
-		c.firstByte.observeIn(r.FirstByte, &FirstByteBuckets)
+		c.firstByte.observeIn(r.ID, r.FirstByte, &FirstByteBuckets)
 	}
 }
 
@@ -165,18 +179,22 @@ func (c *Counters) recordClosed(r *Record) {
 type histogram struct {
 	buckets [bucketCount + 1]atomic.Uint64
 	sum     atomic.Int64
+	slow    atomic.Pointer[Exemplar]
 }
 
-// observe adds a duration by ConnectBuckets.
-func (h *histogram) observe(ns int64) { h.observeIn(ns, &ConnectBuckets) }
+// observe adds a connection's duration by ConnectBuckets.
+func (h *histogram) observe(id uint64, ns int64) { h.observeIn(id, ns, &ConnectBuckets) }
 
-func (h *histogram) observeIn(ns int64, bounds *[bucketCount]time.Duration) {
+func (h *histogram) observeIn(id uint64, ns int64, bounds *[bucketCount]time.Duration) {
 	i := 0
 	for i < len(bounds) && ns > int64(bounds[i]) {
 		i++
 	}
 	h.buckets[i].Add(1)
 	h.sum.Add(ns)
+	if ns > int64(slow) {
+		h.slow.Store(&Exemplar{id, time.Duration(ns), time.Now().UnixNano()})
+	}
 }
 
 func (h *histogram) read() Histogram {
@@ -185,5 +203,8 @@ func (h *histogram) read() Histogram {
 		out.Buckets[i] = h.buckets[i].Load()
 	}
 	out.Sum = time.Duration(h.sum.Load())
+	if s := h.slow.Load(); s != nil {
+		out.Slow = *s
+	}
 	return out
 }

@@ -33,10 +33,14 @@ func TestCountersOfAConnection(t *testing.T) {
 	s.Close(r)
 	s.Close(r)
 	got := c.Totals()
+	if got.Connect.Slow.At == 0 || got.FirstByte.Slow.At == 0 {
+		t.Error("a connection that took 251 ms is no example of a slow one")
+	}
+	got.Connect.Slow.At, got.FirstByte.Slow.At = 0, 0
 	want := Totals{
 		Opened: 1, Retried: 1, Attempts: 2, BytesFromClient: 200, BytesFromEndpoint: 1000,
-		Connect:   Histogram{Sum: 251 * time.Millisecond},
-		FirstByte: Histogram{Sum: 300 * time.Millisecond},
+		Connect:   Histogram{Sum: 251 * time.Millisecond, Slow: Exemplar{ID: r.ID, Duration: 251 * time.Millisecond}},
+		FirstByte: Histogram{Sum: 300 * time.Millisecond, Slow: Exemplar{ID: r.ID, Duration: 300 * time.Millisecond}},
 	}
 	want.Failed[DialTimeout] = 1
 	want.Ended[EndpointFin] = 1
@@ -53,10 +57,10 @@ func TestHistogramBounds(t *testing.T) {
 		if i > 0 && bound <= ConnectBuckets[i-1] {
 			t.Errorf("bound %d is %v, after %v", i, bound, ConnectBuckets[i-1])
 		}
-		h.observe(int64(bound))     // belongs to it
-		h.observe(int64(bound) + 1) // to the next
+		h.observe(1, int64(bound))   // belongs to it
+		h.observe(1, int64(bound)+1) // to the next
 	}
-	h.observe(0)
+	h.observe(1, 0)
 	got := h.read()
 	for i, n := range got.Buckets {
 		if n != 2 && i < bucketCount || i == bucketCount && n != 1 {

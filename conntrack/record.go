@@ -285,7 +285,7 @@ func (r *Record) AttemptSucceeded(now int64) {
 		r.Counters.loads.Answered(r.load, time.Duration(now-r.attemptStart), now)
 	}
 	if r.Counters != nil {
-		r.Counters.connect.observe(r.ConnectTime)
+		r.Counters.connect.observe(r.ID, r.ConnectTime)
 	}
 	r.Announce(now)
 }
