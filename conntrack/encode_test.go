@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -85,8 +84,7 @@ const docPath = "../docs/connection-log.md"
 
 func doc(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(docPath)
-	must.OK(t, err)
+	text := must.Read(t, docPath)
 	return string(text)
 }
 

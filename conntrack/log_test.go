@@ -52,8 +52,7 @@ func ids(t *testing.T, text string) []uint64 {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	must.OK(t, err)
+	text := must.Read(t, path)
 	return string(text)
 }
 

@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"encoding/json"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -26,8 +25,7 @@ type schema struct {
 
 func readSchema(t *testing.T) *schema {
 	t.Helper()
-	text, err := os.ReadFile("../docs/connection-log.schema.json")
-	must.OK(t, err)
+	text := must.Read(t, "../docs/connection-log.schema.json")
 	s := new(schema)
 	must.OK(t, json.Unmarshal(text, s))
 	return s

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -28,8 +27,7 @@ import (
 // read returns the objects of a file.
 func read(t testing.TB, name string) (c service.Change) {
 	t.Helper()
-	data, err := os.ReadFile("testdata/" + name)
-	must.OK(t, err)
+	data := must.Read(t, "testdata/"+name)
 	return objects(t, string(data))
 }
 
@@ -227,8 +225,7 @@ const (
 // TestSpecification asks the rows of specification.txt over UDP and TCP.
 func TestSpecification(t *testing.T) {
 	l := newLab(t, "shop.yaml")
-	data, err := os.ReadFile("testdata/specification.txt")
-	must.OK(t, err)
+	data := must.Read(t, "testdata/specification.txt")
 	kinds := make(map[string]dnsmessage.Type)
 	for k := range dnsmessage.Type(256) {
 		kinds[strings.TrimPrefix(k.String(), "Type")] = k

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -51,14 +52,10 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 		n.expectDecided("UDP to "+to, times, 0, func() {
 			for range times {
 				c, err := lab.Client.Dial("udp", to)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				said, err := question(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				seen(said)
 			}
 		})
@@ -66,9 +63,7 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 			for range times {
 				c := dialFrom(t, lab.Client, port, to)
 				said, err := netns.AskOn(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				seen(said)
 				_ = c.(*net.TCPConn).SetLinger(0)
 				_ = c.Close()

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
 )
@@ -155,12 +156,10 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 	if change != nil {
 		change(&o)
 	}
-	if err := lab.Node.Do(func() (err error) {
+	must.OK(t, lab.Node.Do(func() (err error) {
 		n.server, err = New(o)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: plan}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
 	for _, p := range protocols {
 		n.server.Over(n.relay, p)
@@ -171,9 +170,7 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 			t.Error(err)
 		}
 	})
-	if err := lab.Node.Do(n.server.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.Do(n.server.Start))
 	n.end = sync.OnceFunc(func() {
 		loop.Stop()
 		running.Wait()
@@ -342,12 +339,10 @@ func forDeciders(t *testing.T, test func(t *testing.T, by func(*Options))) {
 func nobodyAt(t testing.TB, lab *netns.Lab, b *netns.Host) netip.Addr {
 	t.Helper()
 	ip := b.IPv4.Next()
-	if err := lab.Node.Netlink().NeighSet(&netlink.Neigh{
+	must.OK(t, lab.Node.Netlink().NeighSet(&netlink.Neigh{
 		LinkIndex: lab.Node.Link(t, b.Name()).Attrs().Index, State: netlink.NUD_PERMANENT,
 		IP: ip.AsSlice(), HardwareAddr: b.Link(t, "eth0").Attrs().HardwareAddr,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return ip
 }
 

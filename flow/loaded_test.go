@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // loaded are pinned maps and programs that tests need no more. The next test that wants so many
@@ -134,9 +135,7 @@ func removeAll(m *ebpf.Map) error {
 func TestLoadedMapsAreEmptied(t *testing.T) {
 	requireRoot(t)
 	k, release, err := openLoaded(4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	defer k.Close()
 	lists := func(each func(name string, m *ebpf.Map)) {
@@ -153,14 +152,10 @@ func TestLoadedMapsAreEmptied(t *testing.T) {
 			ones := make([]uint64, ebpf.MustPossibleCPU())
 			ones[0], value = 1, ones
 		}
-		if err := m.Put(make([]byte, m.KeySize()), value); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		must.OKf(t, m.Put(make([]byte, m.KeySize()), value), "%s", name)
 	})
 	k.Flows[1].State, k.Index.Buckets[1].Slot[0], k.Loads[1].Opened, k.Control.Given = 1, 1, 1, 1
-	if err := empty(k); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, empty(k))
 	lists(func(name string, m *ebpf.Map) {
 		if m.Type() == ebpf.PerCPUArray {
 			var counts []uint64

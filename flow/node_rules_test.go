@@ -27,9 +27,7 @@ func clusterRules(t *testing.T, n *node) {
 	const ptp = "*nat\n:CNI-1 - [0:0]\n-A POSTROUTING -s POD/32 -j CNI-1\n-A CNI-1 -d PODS -j ACCEPT\n-A CNI-1 ! -d 224.0.0.0/4 -j MASQUERADE\nCOMMIT\n"
 	cmd := n.lab.Node.Command(t, "iptables-nft-restore", "--noflush")
 	cmd.Stdin = strings.NewReader(world.Rules("10.2.0.0/16", pod) + strings.NewReplacer("PODS", "10.2.0.0/16", "POD", pod).Replace(ptp))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("iptables-nft-restore: %v: %s", err, out)
-	}
+	must.Run(t, cmd)
 }
 
 // Beside the rules of a cluster's node, the kernel forwards the node's own clients. Connection tracking

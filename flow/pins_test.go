@@ -38,15 +38,9 @@ func TestFlowsAreAdopted(t *testing.T) {
 	first := newNode(t, lab, pinned)
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))
 	first.apply(services)
-	tcp, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer tcp.Close()
-	if _, err := netns.AskOn(tcp); err != nil {
-		t.Fatal(err)
-	}
-	udp, err := lab.Client.Dial("udp", vip4+":80")
-	must.OK(t, err)
-	defer udp.Close()
+	tcp := lab.Client.Connect(t, "tcp", vip4+":80")
+	must.OK(t, must.Err(netns.AskOn(tcp)))
+	udp := lab.Client.Connect(t, "udp", vip4+":80")
 	said, err := question(udp)
 	must.OK(t, err)
 	first.leave()
@@ -113,12 +107,8 @@ func TestAdoptedFlowsEndInTime(t *testing.T) {
 	first := newNode(t, lab, pinned)
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 	first.apply(services)
-	tcp, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
-	defer tcp.Close()
-	if _, err := netns.AskOn(tcp); err != nil {
-		t.Fatal(err)
-	}
+	tcp := lab.Client.Connect(t, "tcp", vip4+":80")
+	must.OK(t, must.Err(netns.AskOn(tcp)))
 	openSessions(t, lab, 1)
 	wait.True(t, "both are known", func() bool { return first.server.Stats().Open == 2 })
 	first.leave()
@@ -156,12 +146,8 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 			first := newNode(t, lab, func(o *Options) { pinned(o); o.ask = asks })
 			services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 			first.apply(services)
-			open, err := lab.Client.Dial("tcp", vip4+":80")
-			must.OK(t, err)
-			defer open.Close()
-			if _, err := netns.AskOn(open); err != nil {
-				t.Fatal(err)
-			}
+			open := lab.Client.Connect(t, "tcp", vip4+":80")
+			must.OK(t, must.Err(netns.AskOn(open)))
 			first.leave()
 
 			next := newNodeOf(t, lab, func(o *Options) { pinned(o); o.Keep = false }, service.UDP)
@@ -185,9 +171,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 			if after["asked"] != before["asked"] || after["decided"] != before["decided"] {
 				t.Errorf("the kernel had %v before a new connection, and %v after it", before, after)
 			}
-			udp, err := lab.Client.Dial("udp", vip4+":80")
-			must.OK(t, err)
-			defer udp.Close()
+			udp := lab.Client.Connect(t, "udp", vip4+":80")
 			if _, err := question(udp); err != nil {
 				t.Errorf("UDP: %v", err)
 			}
@@ -205,12 +189,8 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 	first := newNode(t, lab, pinned)
 	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
 	first.apply(services)
-	udp, err := lab.Client.Dial("udp", vip4+":80")
-	must.OK(t, err)
-	defer udp.Close()
-	if _, err := question(udp); err != nil {
-		t.Fatal(err)
-	}
+	udp := lab.Client.Connect(t, "udp", vip4+":80")
+	must.OK(t, must.Err(question(udp)))
 	wait.True(t, "the session is known", func() bool { return first.server.Stats().Open == 1 })
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
@@ -220,9 +200,7 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 		}
 	}
 	next.apply(services)
-	if _, err := question(udp); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(question(udp)))
 	next.stop()
 	if r := next.taken(); len(r) != 2 || r[0].End != conntrack.EndpointGone || r[1].End != conntrack.Shutdown {
 		t.Errorf("%+v", r)
@@ -245,9 +223,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	first := newNode(t, labs[0], pinned)
 	services := svc(vip4, nil, at(labs[0].Backends[0].IPv4, 8080))
 	first.apply(services)
-	if _, err := labs[0].Client.Ask("tcp", vip4+":80"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(labs[0].Client.Ask("tcp", vip4+":80")))
 	first.leave()
 	must.OK(t, os.Rename(string(dirs[0]), string(dirs[1])))
 	next := newNode(t, labs[1], func(o *Options) { pinned(o); o.Keep = false })

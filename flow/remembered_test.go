@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -88,9 +89,7 @@ func (n *node) awaitClients(count int) {
 func (n *node) exchange(patience time.Duration) (string, error) {
 	n.t.Helper()
 	c, err := n.lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	defer c.Close()
 	b := make([]byte, 100)
 	_ = c.SetDeadline(time.Now().Add(patience))
@@ -166,9 +165,7 @@ func TestAffinityEnds(t *testing.T) {
 	}, list...))
 	ask := func() string {
 		said, err := lab.Client.Ask("tcp", vip4+":80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return said
 	}
 	home := ask() // where clients go that are not remembered
@@ -202,9 +199,7 @@ func (n *node) rememberAt(endpoint netip.AddrPort) {
 		n.t.Fatal("nobody is remembered")
 	}
 	pin = bpf.KernelPin{Addr: bpf.AddressOf(endpoint.Addr()), Port: bpf.Wire(endpoint.Port()), Used: uint64(sys.Monotonic())}
-	if err := clients.Put(&c, &pin); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, clients.Put(&c, &pin))
 }
 
 // TestClientsOfAnEarlierProcess: userspace knows them, too.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,8 +69,7 @@ var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy|rest_c
 // no others.
 func TestDocumentedMetrics(t *testing.T) {
 	const path = "../docs/metrics.md"
-	text, err := os.ReadFile(path)
-	must.OK(t, err)
+	text := must.Read(t, path)
 	documented := map[string]string{}
 	for _, m := range documentedMetric.FindAllStringSubmatch(string(text), -1) {
 		documented[m[1]] = m[2] + " " + strings.TrimSpace(m[3])
@@ -105,8 +103,7 @@ func TestDocumentedMetrics(t *testing.T) {
 
 // The dashboard asks for metrics that there are, with labels that they have.
 func TestDashboardAsksForMetricsThatExist(t *testing.T) {
-	text, err := os.ReadFile("../deploy/grafana/sluice.json")
-	must.OK(t, err)
+	text := must.Read(t, "../deploy/grafana/sluice.json")
 	var dashboard struct {
 		Panels []struct {
 			Title   string

@@ -15,8 +15,7 @@ import (
 // TestAnnotationsAreDocumented compares the annotations that are known with the table
 // of docs/configuration.md.
 func TestAnnotationsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/configuration.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/configuration.md")
 	var documented []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `sluice.dev/([a-z-]+)` \\|").FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, m[1])

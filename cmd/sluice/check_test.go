@@ -23,8 +23,7 @@ type mistake struct {
 
 func readMistakes(t *testing.T) (list []mistake) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/mistakes.txt")
-	must.OK(t, err)
+	text := must.Read(t, "testdata/mistakes.txt")
 	for _, entry := range strings.Split(string(text), "\n== ")[1:] {
 		name, rest, _ := strings.Cut(entry, "\n")
 		m := mistake{name: name, files: make(map[string]string)}

@@ -71,8 +71,7 @@ func compareGolden(t *testing.T, golden, got string) {
 	if *update {
 		must.OK(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(golden)
-	must.OK(t, err)
+	want := must.Read(t, golden)
 	if got != string(want) {
 		t.Errorf("%s: got\n%s\nwant\n%s", filepath.Base(golden), got, want)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/test/execserver"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -65,9 +66,7 @@ func newFleet(t *testing.T) *fleet {
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: x, context: {cluster: c}}]\ncurrent-context: x\n", server.URL)
-	if err := os.WriteFile(f.kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(f.kubeconfig, []byte(text), 0o600))
 	return f
 }
 
@@ -89,9 +88,7 @@ func (f *fleet) answer(t *testing.T, answer func(*http.Request) any) func(contex
 		}
 		_ = json.NewEncoder(w).Encode(answer(r))
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(stop)
 	go func() { _ = s.Serve(ctx) }()
@@ -196,9 +193,7 @@ func TestFailuresOfNodes(t *testing.T) {
 				Error     string
 				Clients   int
 			}
-			if err := json.Unmarshal([]byte(line), &r); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(line), &r))
 			row := r.ProxyNode + " " + r.Error
 			if r.Count > 0 {
 				row = fmt.Sprintf("%s %d %s %d", r.ProxyNode, r.Count, r.Error, r.Clients)

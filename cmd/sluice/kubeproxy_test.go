@@ -169,10 +169,8 @@ func TestModesOfKubeProxy(t *testing.T) {
 
 // TestDependenciesAreDocumented compares docs/dependencies.md with go.mod.
 func TestDependenciesAreDocumented(t *testing.T) {
-	mod, err := os.ReadFile("../../go.mod")
-	must.OK(t, err)
-	text, err := os.ReadFile("../../docs/dependencies.md")
-	must.OK(t, err)
+	mod := must.Read(t, "../../go.mod")
+	text := must.Read(t, "../../docs/dependencies.md")
 	var direct, documented []string
 	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(string(mod), -1) {
 		direct = append(direct, m[1])

@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
 	"reflect"
 	"regexp"
 	"runtime"
@@ -350,8 +349,7 @@ func TestHeadOfStreams(t *testing.T) {
 // docs/admin-api.md lists each path, and none that is not there.
 func TestDocsListEachPath(t *testing.T) {
 	read := func(file, pattern string) map[string]bool {
-		text, err := os.ReadFile(file)
-		must.OK(t, err)
+		text := must.Read(t, file)
 		found := make(map[string]bool)
 		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
 			found[strings.NewReplacer("{id}", "ID").Replace(m[1])] = true

@@ -21,8 +21,7 @@ func golden(t *testing.T, file, got string) {
 	if *update {
 		must.OK(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	must.OK(t, err)
+	want := must.Read(t, file)
 	if d := cmp.Diff(string(want), got); d != "" {
 		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", file, d)
 	}
@@ -38,8 +37,7 @@ func TestBrokenManifests(t *testing.T) {
 	must.OK(t, err)
 	var out strings.Builder
 	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		must.OK(t, err)
+		data := must.Read(t, filepath.Join(dir, e.Name()))
 		c, findings := decode(e.Name(), data, Options{})
 		for _, f := range findings {
 			if f.warning {

@@ -3,7 +3,6 @@ package manifests
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -298,8 +297,7 @@ func TestSamples(t *testing.T) {
 			t.Fatal(err, files)
 		}
 		for _, f := range files {
-			data, err := os.ReadFile(f)
-			must.OK(t, err)
+			data := must.Read(t, f)
 			c, findings := decode(filepath.Base(f), data, Options{})
 			for _, f := range findings {
 				t.Error(f)
@@ -322,8 +320,7 @@ func TestFillAgreesWithJSON(t *testing.T) {
 	for _, dir := range []string{"hand", "dev", "broken"} {
 		files, _ := filepath.Glob(filepath.Join(samples, dir, "*.yaml"))
 		for _, f := range files {
-			data, err := os.ReadFile(f)
-			must.OK(t, err)
+			data := must.Read(t, f)
 			compareWithJSON(t, data)
 		}
 	}
@@ -466,8 +463,7 @@ func FuzzDecode(f *testing.F) {
 	for _, dir := range []string{"broken", "hand"} {
 		files, _ := filepath.Glob(filepath.Join(samples, dir, "*"))
 		for _, name := range files {
-			data, err := os.ReadFile(name)
-			must.OK(f, err)
+			data := must.Read(f, name)
 			f.Add(data, filepath.Ext(name) == ".json")
 		}
 	}

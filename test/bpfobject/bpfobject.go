@@ -25,8 +25,7 @@ func Check(t *testing.T) {
 			t.Skipf("SKIP-NEEDS: %v", err)
 		}
 	}
-	doc, err := os.ReadFile("doc.go")
-	must.OK(t, err)
+	doc := must.Read(t, "doc.go")
 	_, command, found := strings.Cut(string(doc), "//go:generate go run ")
 	if !found {
 		t.Fatal("doc.go has no go:generate line")
@@ -66,7 +65,6 @@ func glob(t *testing.T, pattern string) []string {
 
 func read(t *testing.T, file string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	must.OK(t, err)
+	text := must.Read(t, file)
 	return text
 }

@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,8 +22,7 @@ import (
 // deployedContainer is the container of the DaemonSet in deploy/.
 func deployedContainer(t *testing.T) *corev1.Container {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/daemonset.yaml"))
-	must.OK(t, err)
+	text := must.Read(t, filepath.Join(deploy, "kustomize/base/daemonset.yaml"))
 	set := &appsv1.DaemonSet{}
 	must.OK(t, yaml.UnmarshalStrict(text, set))
 	return &set.Spec.Template.Spec.Containers[0]

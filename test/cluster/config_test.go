@@ -23,8 +23,7 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "config.yaml")
 		must.Run(t, exec.Command(command[0], append(command[1:], "--write-config-to", path)...))
-		text, err := os.ReadFile(path)
-		must.OK(t, err)
+		text := must.Read(t, path)
 		var config map[string]any
 		must.OK(t, yaml.Unmarshal(text, &config))
 		for mode, fields := range map[string][]string{"ipvs": {"syncPeriod"}, "nftables": {"syncPeriod", "minSyncPeriod"}} {

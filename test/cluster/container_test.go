@@ -132,8 +132,7 @@ func enterContainer() error {
 // terminate sends SIGTERM to the program of a container with a PID namespace, as a kubelet does.
 func (w *world) terminate(cmd *netns.Cmd) {
 	w.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
-	must.OK(w.t, err)
+	text := must.Read(w.t, fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
 	var pid int
 	must.OKf(w.t, must.Err(fmt.Sscan(string(text), &pid)), "children of the container's parent: %q", text)
 	must.OK(w.t, syscall.Kill(pid, syscall.SIGTERM))

@@ -21,8 +21,7 @@ const dashboard = deploy + "/grafana/sluice.json"
 
 // TestDashboard has Prometheus check each query of the dashboard, as a rule.
 func TestDashboard(t *testing.T) {
-	text, err := os.ReadFile(dashboard)
-	must.OK(t, err)
+	text := must.Read(t, dashboard)
 	var root any
 	must.OK(t, json.Unmarshal(text, &root))
 	variables := strings.NewReplacer("$__rate_interval", "1m", "$namespace", ".*", "$service", ".*")

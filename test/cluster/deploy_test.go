@@ -25,8 +25,7 @@ const deploy = "../../deploy"
 // deployedRole is the ClusterRole in deploy/.
 func deployedRole(t *testing.T) *rbacv1.ClusterRole {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/rbac.yaml"))
-	must.OK(t, err)
+	text := must.Read(t, filepath.Join(deploy, "kustomize/base/rbac.yaml"))
 	first, _, _ := strings.Cut(string(text), "\n---\n")
 	role := &rbacv1.ClusterRole{}
 	must.OK(t, yaml.UnmarshalStrict([]byte(first), role))

@@ -218,8 +218,7 @@ var family = regexp.MustCompile(`(?m)^# TYPE (\S+) `)
 // testKubeProxysMetrics starts kube-proxy and then the program in its place.
 // docs/metrics.md names each metric that only kube-proxy has.
 func testKubeProxysMetrics(t *testing.T, w *world) {
-	docs, err := os.ReadFile("../../docs/metrics.md")
-	must.OK(t, err)
+	docs := must.Read(t, "../../docs/metrics.md")
 	_, missing, _ := strings.Cut(string(docs), "kube-proxy has these metrics, and Sluice does not:")
 	missing, _, _ = strings.Cut(missing, "\n## ")
 	names := func(path, mode string, args ...string) map[string]bool {

@@ -44,9 +44,7 @@ func TestScale(t *testing.T) {
 	size := scale{services: 100, endpoints: 10, rounds: 1, changes: 3}
 	contenders := []contender{{name: "sluice"}, {name: "kube-proxy", minSyncPeriod: "100ms"}}
 	if text := os.Getenv("SLUICE_TEST_SCALE"); text != "" {
-		if _, err := fmt.Sscan(text, &size.services, &size.endpoints, &size.rounds, &size.changes); err != nil {
-			t.Fatalf("SLUICE_TEST_SCALE=%q: %v", text, err)
-		}
+		must.OKf(t, must.Err(fmt.Sscan(text, &size.services, &size.endpoints, &size.rounds, &size.changes)), "SLUICE_TEST_SCALE=%q", text)
 		contenders = []contender{{name: "sluice"}, {name: "kube-proxy", minSyncPeriod: "1s"}, {name: "kube-proxy at 100 ms", minSyncPeriod: "100ms"}}
 		if size.services*size.endpoints > 100_000 || size.services > 10_000 {
 			contenders = contenders[:2] // kube-proxy takes minutes
@@ -213,9 +211,7 @@ func (w *world) rest(pid int) {
 // wanted.
 func (w *world) expectSoon(address, want string) {
 	w.t.Helper()
-	if err := w.servedBy(time.Now().Add(patience+w.scaled), address, want); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.servedBy(time.Now().Add(patience+w.scaled), address, want))
 }
 
 // servedBy is expectSoon until a deadline.
@@ -264,9 +260,7 @@ func (w *world) populate(size scale) {
 		svc, slice, address := w.bulk(i, size.endpoints)
 		addresses, services = append(addresses, address), append(services, svc, slice)
 	}
-	if err := w.keep(append(addresses, services...)...); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.keep(append(addresses, services...)...))
 	for _, o := range services[len(services)-2:] {
 		w.awaitKept(o)
 	}
@@ -318,8 +312,7 @@ func (w *world) bulk(i, endpoints int) (*corev1.Service, *discoveryv1.EndpointSl
 // processorTime is the CPU time of a program and its child processes.
 func processorTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	must.OK(t, err)
+	text := must.Read(t, fmt.Sprintf("/proc/%d/stat", pid))
 	_, after, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(after)
 	const first, tick = 11, 10 * time.Millisecond // utime, stime, cutime, cstime
@@ -335,8 +328,7 @@ func processorTime(t *testing.T, pid int) time.Duration {
 // memory returns a line of a program's /proc/PID/status, in MiB.
 func memory(t *testing.T, pid int, line string) float64 {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	must.OK(t, err)
+	text := must.Read(t, fmt.Sprintf("/proc/%d/status", pid))
 	_, after, _ := strings.Cut(string(text), "\n"+line)
 	value, _, _ := strings.Cut(strings.TrimSpace(after), " ")
 	n, err := strconv.Atoi(value)

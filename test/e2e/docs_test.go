@@ -33,8 +33,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	}
 	delete(flags, "help")
 
-	text, err := os.ReadFile("../../docs/configuration.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/configuration.md")
 	documented, meanings := map[string]string{}, map[string]string{}
 	row := regexp.MustCompile("(?m)^\\| `--([a-z0-9-]+)` \\| ([^|]*) \\| (.*) \\|$")
 	links := regexp.MustCompile("\\[([^]]*)\\]\\([^)]*\\)|`")
@@ -73,8 +72,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 	}
 	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
 	for _, file := range []string{"../../README.md", "../../docs/architecture.md", "../../docs/operations.md", "../../docs/steering.md", "../../docs/swap.md"} {
-		text, err := os.ReadFile(file)
-		must.OK(t, err)
+		text := must.Read(t, file)
 		for _, name := range named.FindAllString(string(text), -1) {
 			if !existing[name] {
 				t.Errorf("%s names %s, which does not exist", file, name)
@@ -90,8 +88,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 
 // TestContributingNamesFiles checks that each path that CONTRIBUTING.md names exists.
 func TestContributingNamesFiles(t *testing.T) {
-	text, err := os.ReadFile("../../CONTRIBUTING.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../CONTRIBUTING.md")
 	paths := regexp.MustCompile("`([a-z0-9_./]+/[a-z0-9_.]*)`").FindAllStringSubmatch(string(text), -1)
 	for _, path := range paths {
 		if _, err := os.Stat(filepath.Join("../..", path[1])); err != nil {
@@ -144,8 +141,7 @@ func TestDocumentationLinksResolve(t *testing.T) {
 // headings returns the anchors of a page's headings, as GitHub makes them.
 func headings(t *testing.T, page string) []string {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	must.OK(t, err)
+	text := must.Read(t, page)
 	var names []string
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
 		name := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(m[1]), "")

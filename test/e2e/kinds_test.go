@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -100,14 +101,10 @@ func (w *kindsLab) decided(do func()) (table, process int) {
 	w.t.Helper()
 	const decided, asked = "sluice_flows_decided_total", "sluice_flows_asked_total"
 	before, err := w.p.metrics()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	do()
 	after, err := w.p.metrics()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	return int(after[decided] - before[decided]), int(after[asked] - before[asked])
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -353,8 +352,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 // cpu returns the proxy's CPU time.
 func (p *proxy) cpu() time.Duration {
 	p.t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	must.OK(p.t, err)
+	stat := must.Read(p.t, fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	// The command's name is in parentheses and may contain spaces.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const utime, stime, ticksPerSecond = 14 - 3, 15 - 3, 100

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -64,8 +63,7 @@ var observed = map[string]string{
 // their output is piped to, and with the names and addresses of the test's world.
 func documentedCommands(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/observing.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/observing.md")
 	names := strings.NewReplacer("shop/cart-2", "default/web-1", "shop/cart", "default/web", "10.1.2.3", "10.1.0.2")
 	var all []string
 	for _, line := range strings.Split(string(text), "\n") {

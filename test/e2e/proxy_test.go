@@ -346,8 +346,7 @@ func (p *proxy) descriptors() int {
 // memory returns the proxy's resident memory in bytes.
 func (p *proxy) memory() int {
 	p.t.Helper()
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
-	must.OK(p.t, err)
+	statm := must.Read(p.t, fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
 	var total, resident int
 	must.OK(p.t, must.Err(fmt.Sscan(string(statm), &total, &resident)))
 	return resident * os.Getpagesize()

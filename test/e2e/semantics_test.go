@@ -21,8 +21,7 @@ var ruleCounts = map[int]int{1: 19, 2: 14, 3: 16, 4: 8, 5: 8, 6: 8, 8: 9}
 // TestEveryRuleIsShown expects docs/semantics.md to have each rule, with a test
 // that names the rule or with a reason, and every test that it names to exist.
 func TestEveryRuleIsShown(t *testing.T) {
-	text, err := os.ReadFile("../../docs/semantics.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/semantics.md")
 	tests := testSources(t)
 	named := regexp.MustCompile("`(\\w+\\.Test\\w+)`")
 	for _, m := range named.FindAllStringSubmatch(string(text), -1) {

@@ -3,6 +3,7 @@ package must
 
 import (
 	"fmt"
+	"os"
 	"testing"
 )
 
@@ -24,6 +25,14 @@ func OKf(t testing.TB, err error, format string, args ...any) {
 
 // Err returns the error of a call whose result nobody needs.
 func Err[T any](_ T, err error) error { return err }
+
+// Read returns what is in a file.
+func Read(t testing.TB, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	OK(t, err)
+	return text
+}
 
 // Run runs a program, and ends the test with what the program said if it fails.
 func Run(t testing.TB, program interface {

@@ -140,8 +140,7 @@ func (n *Namespace) Sysctl(key string) (string, error) {
 // waited for a CPU (net.core.netdev_max_backlog).
 func Dropped(t testing.TB) (n uint64) {
 	t.Helper()
-	stat, err := os.ReadFile("/proc/net/softnet_stat")
-	must.OK(t, err)
+	stat := must.Read(t, "/proc/net/softnet_stat")
 	for line := range strings.Lines(string(stat)) {
 		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
 		must.OK(t, err)

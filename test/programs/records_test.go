@@ -24,8 +24,7 @@ import (
 // recipe returns a block of a page that contains a text, with other texts put in.
 func recipe(t *testing.T, page, contains string, replace ...string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/" + page)
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/"+page)
 	for _, m := range regexp.MustCompile("(?s)\n *```[a-z]*\n(.*?)\n *```").FindAllStringSubmatch(string(text), -1) {
 		if strings.Contains(m[1], contains) {
 			for i := 0; i < len(replace); i += 2 {

@@ -114,8 +114,7 @@ func (s *systemd) write(name, text string) {
 // setFlags adds flags to those of the file of flags in deploy/.
 func (s *systemd) setFlags(flags string) {
 	s.t.Helper()
-	text, err := os.ReadFile("../../deploy/systemd/sluice.default")
-	must.OK(s.t, err)
+	text := must.Read(s.t, "../../deploy/systemd/sluice.default")
 	const manifests = "\nSLUICE_ARGS=--manifests=/etc/sluice/manifests "
 	if !strings.Contains(string(text), manifests) {
 		s.t.Fatalf("sluice.default lacks %s", manifests)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -22,8 +21,7 @@ import (
 // rss is the resident memory of the proxy in KiB.
 func (p *proxy) rss() (kib int) {
 	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	must.OK(p.t, err)
+	text := must.Read(p.t, fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	for line := range strings.Lines(string(text)) {
 		if n, _ := fmt.Sscanf(line, "VmRSS: %d kB", &kib); n == 1 {
 			return kib

@@ -291,8 +291,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 // has room and epoll says so, and goes on once there is memory.
 func TestRelayWaitsForMemory(t *testing.T) {
 	const limits = "/proc/sys/net/sctp/sctp_mem" // of all associations, in pages
-	usual, err := os.ReadFile(limits)
-	must.OK(t, err)
+	usual := must.Read(t, limits)
 	set := func(text []byte) {
 		must.OK(t, os.WriteFile(limits, text, 0))
 	}

@@ -35,12 +35,8 @@ func Kept(t *testing.T, open func(t testing.TB, node *netns.Host) redirect.Redir
 	r := open(t, lab.Node)
 	p := Plan()
 	p.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
-	if err := r.Apply(p); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Verify(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Apply(p))
+	must.OK(t, must.Err(r.Verify()))
 	HoldClients(t, r, lab.Client.IPv4, lab.Client.IPv6)
 	replies := r.Traits().Replies
 	if why, kept := replies.Tracking.Kept(); !kept || replies.Tracking.Bypassed() {

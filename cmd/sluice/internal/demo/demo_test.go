@@ -308,8 +308,7 @@ func TestDemoExec(t *testing.T) {
 // copyFor copies the test binary to where everybody can run it.
 func copyFor(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.OK(t, err)
+	data := must.Read(t, path)
 	copied := filepath.Join(program.dir, "client")
 	must.OK(t, os.WriteFile(copied, data, 0o755))
 	return copied

@@ -65,8 +65,7 @@ func TestPrinterPlain(t *testing.T) {
 	p.labelled("do", bold, strings.Repeat("word ", 30), " ")
 	p.checked("seen", false, strings.Repeat("word ", 30))
 	p.record("log", strings.Repeat("10.244.0.11:4182", 5)+" -> x | y")
-	text, err := os.ReadFile(out.Name())
-	must.OK(t, err)
+	text := must.Read(t, out.Name())
 	if strings.Contains(string(text), "\x1b") {
 		t.Errorf("colour in a file: %q", text)
 	}

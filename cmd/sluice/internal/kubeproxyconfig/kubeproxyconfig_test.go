@@ -1,7 +1,6 @@
 package kubeproxyconfig
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -154,8 +153,7 @@ func TestWriteAndLoad(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	for _, name := range []string{"kubeadm.yaml", "kind.yaml"} {
-		text, err := os.ReadFile(filepath.Join("testdata", name))
-		must.OK(f, err)
+		text := must.Read(f, filepath.Join("testdata", name))
 		f.Add(text)
 	}
 	f.Fuzz(func(_ *testing.T, text []byte) {

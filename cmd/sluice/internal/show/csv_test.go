@@ -3,7 +3,6 @@ package show
 import (
 	"bytes"
 	"encoding/csv"
-	"os"
 	"regexp"
 	"slices"
 	"testing"
@@ -47,8 +46,7 @@ func TestCSV(t *testing.T) {
 
 // The page saves the same columns, but for the node of the proxy: it asks one alone.
 func TestPageHasColumns(t *testing.T) {
-	text, err := os.ReadFile("../../../../web/assets/js/export.js")
-	must.OK(t, err)
+	text := must.Read(t, "../../../../web/assets/js/export.js")
 	list := regexp.MustCompile(`(?s)columns = \[(.*?)\]`).FindSubmatch(text)
 	var names []string
 	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(list[1], -1) {

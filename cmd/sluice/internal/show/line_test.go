@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -31,8 +30,7 @@ func TestLineOfDocumentedExamples(t *testing.T) {
 	local := time.Local
 	time.Local = time.UTC
 	t.Cleanup(func() { time.Local = local })
-	text, err := os.ReadFile("../../../../docs/connection-log.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../../../docs/connection-log.md")
 	examples := regexp.MustCompile(`(?m)^\{"time".*$`).FindAllString(string(text), -1)
 	if len(examples) < 6 {
 		t.Errorf("%d examples in the documentation, want 6 at least", len(examples))
