@@ -84,14 +84,15 @@ func (c *Counters) add(t *Totals) {
 	c.bytesFromEndpoint.Add(t.BytesFromEndpoint)
 	c.datagrams[0].Add(t.DatagramsFromClient)
 	c.datagrams[1].Add(t.DatagramsFromEndpoint)
+	o := c.outcome()
 	for i, n := range t.Ended {
-		c.ended[i].Add(n)
+		o.ended[i].Add(n)
 	}
 	for i, n := range t.Failed {
-		c.failed[i].Add(n)
+		o.failed[i].Add(n)
 	}
-	c.connect.add(&t.Connect)
-	c.firstByte.add(&t.FirstByte)
+	o.connect.add(&t.Connect)
+	o.firstByte.add(&t.FirstByte)
 }
 
 func (h *histogram) add(o *Histogram) {

@@ -20,9 +20,9 @@ func TestTotalsAreCarried(t *testing.T) {
 		c.active.Add(3)
 		c.datagrams[1].Add(2 * n)
 		c.bytesFromClient.Add(3 * n)
-		c.ended[ClientFin].Add(n)
-		c.failed[DialRefused].Add(n)
-		c.connect.observe(1, int64(time.Millisecond))
+		c.outcome().ended[ClientFin].Add(n)
+		c.outcome().failed[DialRefused].Add(n)
+		c.outcome().connect.observe(1, int64(time.Millisecond))
 	}
 	tell := func() {
 		t.Helper()

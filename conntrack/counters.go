@@ -48,11 +48,25 @@ type Counters struct {
 
 	bytesFromClient   atomic.Uint64
 	bytesFromEndpoint atomic.Uint64
-	datagrams         [2]atomic.Uint64 // from clients, from endpoints
-	ended             [endCount]atomic.Uint64
-	failed            [dialErrorCount]atomic.Uint64
-	connect           histogram
-	firstByte         histogram
+	datagrams         [2]atomic.Uint64         // from clients, from endpoints
+	outcomes          atomic.Pointer[outcomes] // nil until a connection has any
+}
+
+// outcomes are the larger part of Counters. Most service ports of a large cluster have no connection
+// on a node.
+type outcomes struct {
+	ended     [endCount]atomic.Uint64
+	failed    [dialErrorCount]atomic.Uint64
+	connect   histogram
+	firstByte histogram
+}
+
+func (c *Counters) outcome() *outcomes {
+	if o := c.outcomes.Load(); o != nil {
+		return o
+	}
+	c.outcomes.CompareAndSwap(nil, new(outcomes))
+	return c.outcomes.Load()
 }
 
 // Loads returns the open connections of each endpoint, for the port's balancer. Records
@@ -118,14 +132,15 @@ func (c *Counters) Totals() Totals {
 		BytesFromEndpoint:     c.bytesFromEndpoint.Load(),
 		DatagramsFromClient:   c.datagrams[0].Load(),
 		DatagramsFromEndpoint: c.datagrams[1].Load(),
-		Connect:               c.connect.read(),
-		FirstByte:             c.firstByte.read(),
 	}
-	for i := range c.ended {
-		t.Ended[i] = c.ended[i].Load()
-	}
-	for i := range c.failed {
-		t.Failed[i] = c.failed[i].Load()
+	if o := c.outcomes.Load(); o != nil {
+		t.Connect, t.FirstByte = o.connect.read(), o.firstByte.read()
+		for i := range o.ended {
+			t.Ended[i] = o.ended[i].Load()
+		}
+		for i := range o.failed {
+			t.Failed[i] = o.failed[i].Load()
+		}
 	}
 	return t
 }
@@ -168,10 +183,10 @@ func (c *Counters) recordClosed(r *Record) {
 	c.active.Add(-1)
 	r.countBytes()
 	if int(r.End) < endCount {
-		c.ended[r.End].Add(1)
+		c.outcome().ended[r.End].Add(1)
 	}
 	if r.FirstByte > 0 {
-		c.firstByte.observeIn(r.ID, r.FirstByte, &FirstByteBuckets)
+		c.outcome().firstByte.observeIn(r.ID, r.FirstByte, &FirstByteBuckets)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -48,6 +49,17 @@ func TestCountersOfAConnection(t *testing.T) {
 	want.FirstByte.Buckets[9] = 1 // up to 400 ms
 	if got != want {
 		t.Errorf("totals\n%+v, want\n%+v", got, want)
+	}
+}
+
+// A service port without connections has small counters: a large cluster has many of them on each node.
+func TestCountersOfAnIdlePortAreSmall(t *testing.T) {
+	c := NewTable(Options{}).Counters(portName("web"))
+	if got := c.Totals(); got != (Totals{}) {
+		t.Errorf("%+v", got)
+	}
+	if size := unsafe.Sizeof(*c); size > 352 || c.outcomes.Load() != nil {
+		t.Errorf("%d bytes, and %p", size, c.outcomes.Load())
 	}
 }
 

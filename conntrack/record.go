@@ -270,7 +270,7 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 		r.Failed[maxFailedListed-1] = a
 	}
 	if r.Counters != nil {
-		r.Counters.failed[min(reason, DialOther)].Add(1)
+		r.Counters.outcome().failed[min(reason, DialOther)].Add(1)
 	}
 	if r.shard != nil {
 		r.shard.failures.add(r, &a)
@@ -285,7 +285,7 @@ func (r *Record) AttemptSucceeded(now int64) {
 		r.Counters.loads.Answered(r.load, time.Duration(now-r.attemptStart), now)
 	}
 	if r.Counters != nil {
-		r.Counters.connect.observe(r.ID, r.ConnectTime)
+		r.Counters.outcome().connect.observe(r.ID, r.ConnectTime)
 	}
 	r.Announce(now)
 }
