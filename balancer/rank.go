@@ -113,21 +113,24 @@ func nameKey(n service.PortName) uint64 {
 	return h.Sum64()
 }
 
-// Turns returns the candidates in the order in which round-robin takes them, and the place
-// in that order where it begins on this node. The caller must not change the list.
-func (b *Balancer) Turns(candidates []service.Endpoint) (ordered []service.Endpoint, start uint32) {
+// Turns appends the addresses of the candidates in the order in which round-robin takes them, and
+// returns the place in that order where it begins on this node.
+func (b *Balancer) Turns(to []netip.AddrPort, candidates []service.Endpoint) (ordered []netip.AddrPort, start uint32) {
 	c := b.config.Load()
 	if len(candidates) == 0 {
-		return candidates, 0
+		return to, 0
 	}
-	start, ok := c.rank.start(len(candidates))
-	if !ok {
-		return candidates, rand.Uint32()
-	}
+	start, ranked := c.rank.start(len(candidates))
 	o := orderOf(c.port, candidates)
-	ordered = make([]service.Endpoint, len(candidates))
-	for i := range ordered {
-		ordered[i] = candidates[o.at(uint32(i))]
+	for i := range candidates {
+		at := i
+		if ranked {
+			at = o.at(uint32(i))
+		}
+		to = append(to, candidates[at].Addr)
 	}
-	return ordered, start
+	if !ranked {
+		start = rand.Uint32()
+	}
+	return to, start
 }

@@ -105,10 +105,10 @@ func TestServicesBeginAtDifferentEndpoints(t *testing.T) {
 func TestRankedRoundRobinTakesTurns(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 16, 1000} {
 		b, list := ranked("web", 123, clusterRange), endpoints(n)
-		ordered, start := b.Turns(list)
+		ordered, start := b.Turns(nil, list)
 		for k := range 3 * n {
 			i, _ := first(t, b, list, someone, 0)
-			if want := ordered[(int(start)+k)%n].Addr; list[i].Addr != want {
+			if want := ordered[(int(start)+k)%n]; list[i].Addr != want {
 				t.Fatalf("%d candidates: turn %d is %v, Turns says %v", n, k, list[i].Addr, want)
 			}
 		}

@@ -118,8 +118,8 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	stay := make(map[bpf.KernelDestination]bool)
 	for i, s := range changed {
 		wanted[i] = p.wanted(s, next)
-		for d := range wanted[i].destinations {
-			stay[d] = true
+		for _, d := range wanted[i].destinations {
+			stay[d.at] = true
 		}
 	}
 	if p.adopted && len(changed)+len(gone) > 0 {
@@ -176,8 +176,8 @@ func (p *Path) noteBound(d service.Destination, name service.PortName, is bool) 
 	if s := p.services[name]; s != nil {
 		w := p.wanted(s, p.state.Load())
 		stay := make(map[bpf.KernelDestination]bool)
-		for d := range w.destinations {
-			stay[d] = true
+		for _, d := range w.destinations {
+			stay[d.at] = true
 		}
 		p.withdraw(s, stay)
 		p.steer(s, w)

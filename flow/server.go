@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -107,7 +108,8 @@ type Server struct {
 	old        *time.Timer    // ends programs of other versions
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
-	lastList   uint32 // number of the last list that an earlier process made; 0: none did
+	inherits   bool   // an earlier process has left its maps
+	lastList   uint32 // number of the last list that it made; 0: none
 	forwarding *forwardingWatcher
 	judges     judges
 	once       once.Log
@@ -119,13 +121,15 @@ type Server struct {
 	uncounted  map[string]uint64                        // what BPF had counted before this process; nil until Start
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 	ranges     ranges
+	seed       maphash.Seed // of the sums of lists
+	buffers    tableBuffers
 	inherited  map[bpf.KernelSet][]balancer.Pin // clients that an earlier process has added, by their group
 }
 
 // New returns a Server that forwards nothing until it has started. It fails if the process lacks
 // a right, and on a node that forwards nothing, unless the Server Waits for that.
 func New(o Options) (*Server, error) {
-	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}, judges: judges{find: o.Judges, log: o.Logger}}
+	s := &Server{options: o, log: o.Logger, seed: maphash.MakeSeed(), once: once.Log{Logger: o.Logger}, judges: judges{find: o.Judges, log: o.Logger}}
 	if s.options.SameLink == nil {
 		s.options.SameLink = func(netip.Addr, netip.Addr) bool { return false }
 	}
@@ -220,7 +224,7 @@ func (s *Server) load() (err error) {
 	}
 	s.ranges.server = s
 	c := s.kernel.Control
-	s.lastList = c.LastList
+	s.inherits, s.lastList = c.Magic != 0, c.LastList
 	for c.Magic == 0 {
 		c.Magic = rand.Uint32() &^ bpf.FlowMask
 	}

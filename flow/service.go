@@ -35,10 +35,10 @@ type portService struct {
 
 	// Of the configuring goroutine.
 	port         *service.Port
-	judged       bool                                       // rules of others judged what the kernel forwards when inKernel was set
-	destinations map[bpf.KernelDestination]bpf.KernelServed // in the kernel's map
-	lists        []list                                     // of endpoints, there
-	sets         []bpf.KernelSet                            // of source ranges, likewise
+	judged       bool            // rules of others judged what the kernel forwards when inKernel was set
+	destinations []steered       // in the kernel's map
+	lists        []list          // of endpoints, there
+	sets         []bpf.KernelSet // of source ranges, likewise
 
 	// Of the loop.
 	first, last uint32 // indices of the newest flow and the oldest

@@ -3,6 +3,7 @@ package flow
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
@@ -21,9 +22,16 @@ import (
 // list is a list of endpoints in the kernel's map places. Its number is used once: a program
 // that still knows an old list finds its endpoints or none.
 type list struct {
-	number uint32
+	number, count uint32
+	sum           uint64             // of its places, which are in the kernel alone
+	members       []bpf.KernelMember // the keys by which its endpoints are found, for session affinity; else nil
+}
+
+// tableBuffers are used for one list after another: a start makes many.
+type tableBuffers struct {
+	turns  []netip.AddrPort
 	places []bpf.KernelPlace
-	found  bool // by its endpoints too, for session affinity
+	keys   []bpf.KernelSlot
 }
 
 // decidable returns how BPF is to decide about a service port by itself, and false if
@@ -52,8 +60,8 @@ func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.Kern
 	if err != nil {
 		return err
 	}
-	served.List, served.Count = first.number, uint32(len(first.places))
-	served.PodsList, served.PodsCount = pods.number, uint32(len(pods.places))
+	served.List, served.Count = first.number, first.count
+	served.PodsList, served.PodsCount = pods.number, pods.count
 	if served.Options, served.Turn = how, turn; served.Count == 0 {
 		served.Turn = podsTurn
 	}
@@ -75,38 +83,60 @@ func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, 
 	if len(candidates) == 0 {
 		return l, 0, nil
 	}
-	candidates, turn = s.balancer.Turns(candidates)
-	places := make([]bpf.KernelPlace, len(candidates))
-	for i := range candidates {
-		addr := candidates[i].Addr
-		places[i] = bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
+	b := &p.server.buffers
+	b.turns, turn = s.balancer.Turns(b.turns[:0], candidates)
+	b.places = b.places[:0]
+	for _, addr := range b.turns {
+		place := bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
 		if st.host.Has(addr.Addr()) {
-			places[i].Own = 1
+			place.Own = 1
 		}
+		b.places = append(b.places, place)
 	}
-	window := s.balancer.AffinityWindow()
-	same := func(l list) bool { return l.found == (window > 0) && slices.Equal(l.places, places) }
+	found, sum := s.balancer.AffinityWindow() > 0, p.server.sumOf(b.places)
+	same := func(l list) bool {
+		return (l.members != nil) == found && l.sum == sum && l.count == uint32(len(b.places))
+	}
 	if at := slices.IndexFunc(*lists, same); at >= 0 {
 		return (*lists)[at], turn, nil
 	}
 	if old := slices.IndexFunc(s.lists, same); old >= 0 {
 		l = s.lists[old]
-	} else if l, err = p.server.newList(places, window > 0); err != nil {
+	} else if l, err = p.server.newList(b.places, found); err != nil {
 		return l, 0, err
 	}
+	l.sum = sum
 	*lists = append(*lists, l)
 	return l, turn, nil
 }
 
-// newList puts a list into the kernel's map.
+// sumOf is a hash of places that nobody else knows.
+func (s *Server) sumOf(places []bpf.KernelPlace) (sum uint64) {
+	type step struct {
+		before uint64
+		place  bpf.KernelPlace
+	}
+	for _, place := range places {
+		sum = maphash.Comparable(s.seed, step{sum, place})
+	}
+	return sum
+}
+
+// newList puts a list into the kernel's map. Its endpoints are found by themselves, too, if they
+// have to be.
 func (s *Server) newList(places []bpf.KernelPlace, found bool) (list, error) {
 	c := s.kernel.Control
 	c.LastList++
-	l := list{number: c.LastList, places: places, found: found}
-	_, err := s.kernel.Maps.Places.BatchUpdate(l.keys(), places, nil)
-	for number, key := range l.members() {
+	l := list{number: c.LastList, count: uint32(len(places))}
+	if found {
+		for _, e := range places {
+			l.members = append(l.members, bpf.KernelMember{List: l.number, Port: e.Port, Addr: e.Addr})
+		}
+	}
+	_, err := s.kernel.Maps.Places.BatchUpdate(s.keysOf(l), places, nil)
+	for number := range l.members {
 		if n := uint32(number); err == nil {
-			err = s.kernel.Maps.Members.Put(&key, &n)
+			err = s.kernel.Maps.Members.Put(&l.members[number], &n)
 		}
 	}
 	if err != nil {
@@ -117,40 +147,37 @@ func (s *Server) newList(places []bpf.KernelPlace, found bool) (list, error) {
 }
 
 func (s *Server) removeList(l list) {
-	keys := l.keys()
+	keys := s.keysOf(l)
 	if _, err := s.kernel.Maps.Places.BatchDelete(keys, nil); err != nil {
 		for i := range keys { // some were missing
 			_ = s.kernel.Maps.Places.Delete(&keys[i])
 		}
 	}
-	for _, key := range l.members() {
-		_ = s.kernel.Maps.Members.Delete(&key)
+	for i := range l.members {
+		_ = s.kernel.Maps.Members.Delete(&l.members[i])
 	}
 }
 
-// members returns the keys by which the list's endpoints are found; none if they need not be.
-func (l *list) members() []bpf.KernelMember {
-	if !l.found {
-		return nil
+// keysOf returns a list's keys, until it is called again.
+func (s *Server) keysOf(l list) []bpf.KernelSlot {
+	keys := s.buffers.keys[:0]
+	for i := range l.count {
+		keys = append(keys, bpf.KernelSlot{List: l.number, Number: i})
 	}
-	keys := make([]bpf.KernelMember, len(l.places))
-	for i, e := range l.places {
-		keys[i] = bpf.KernelMember{List: l.number, Port: e.Port, Addr: e.Addr}
-	}
+	s.buffers.keys = keys
 	return keys
 }
 
-func (l *list) keys() []bpf.KernelSlot {
-	keys := make([]bpf.KernelSlot, len(l.places))
-	for i := range keys {
-		keys[i] = bpf.KernelSlot{List: l.number, Number: uint32(i)}
-	}
-	return keys
+// steered is a destination of a service port, and what the kernel's map has of it. Most service
+// ports have one or two: a list of them takes less memory than a map.
+type steered struct {
+	at     bpf.KernelDestination
+	served bpf.KernelServed
 }
 
 // steering is what the kernel is to have of a service port.
 type steering struct {
-	destinations map[bpf.KernelDestination]bpf.KernelServed
+	destinations []steered
 	lists        []list
 	sets         []bpf.KernelSet // of source ranges
 }
@@ -161,7 +188,6 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= bpf.Services {
 		return w
 	}
-	w.destinations = make(map[bpf.KernelDestination]bpf.KernelServed)
 	if left := s.balancer.StartsUntil() - poll.Nanotime(); left > 0 {
 		p.server.askUntil(s.load, uint64(sys.Monotonic()+left)) // the table has no shares
 	}
@@ -192,7 +218,7 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		if forNode {
 			served.Options |= bpf.KernelDecidingASK_NODE
 		}
-		w.destinations[bpf.DestinationOf(d)] = served
+		w.destinations = append(w.destinations, steered{bpf.DestinationOf(d), served})
 	}
 	return w
 }
@@ -201,14 +227,15 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 // with it or with another one.
 func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 	m := p.server.kernel.Maps.Destinations
-	for d, served := range s.destinations {
-		if stay[d] {
+	for i := range s.destinations {
+		d := &s.destinations[i]
+		if stay[d.at] {
 			continue
 		}
 		var now bpf.KernelServed
 		// It may be another service port's already.
-		if m.Lookup(&d, &now) == nil && now.Service == served.Service {
-			_ = m.Delete(&d)
+		if m.Lookup(&d.at, &now) == nil && now.Service == d.served.Service {
+			_ = m.Delete(&d.at)
 		}
 	}
 }
@@ -216,20 +243,21 @@ func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 // steer has the kernel decide, or ask, about a service port's destinations, after withdraw.
 func (p *Path) steer(s *portService, wanted steering) {
 	m := p.server.kernel.Maps.Destinations
-	for d, served := range wanted.destinations {
-		had, ok := s.destinations[d]
-		if ok && sameDecision(had, served) {
-			continue
+	wanted.destinations = slices.DeleteFunc(wanted.destinations, func(d steered) bool {
+		had, found := bpf.KernelServed{}, slices.IndexFunc(s.destinations, func(old steered) bool { return old.at == d.at })
+		if found >= 0 && sameDecision(s.destinations[found].served, d.served) {
+			return false
 		}
-		if !ok && served.Count+served.PodsCount > 0 && m.Lookup(&d, &had) == nil && had.Count == served.Count {
-			served.Turn = had.Turn // of the process before
+		if p.server.inherits && found < 0 && d.served.Count+d.served.PodsCount > 0 && m.Lookup(&d.at, &had) == nil && had.Count == d.served.Count {
+			d.served.Turn = had.Turn // of the process before
 		}
-		if err := m.Put(&d, &served); err != nil {
+		err := m.Put(&d.at, &d.served)
+		if err != nil {
 			p.server.once.Warn("kernel flows", err) // the relay serves it
-			_ = m.Delete(&d)
-			delete(wanted.destinations, d)
+			_ = m.Delete(&d.at)
 		}
-	}
+		return err != nil
+	})
 	s.destinations = wanted.destinations
 	p.forget(s, wanted)
 }
@@ -256,10 +284,13 @@ func (p *Path) forget(s *portService, wanted steering) {
 // purge removes the destinations that an earlier process left and nobody wants, and lists
 // of endpoints that are in no use. It belongs to the first Apply.
 func (p *Path) purge() {
+	if !p.server.inherits {
+		return
+	}
 	wanted := make(map[bpf.KernelDestination]bool)
 	for _, s := range p.services {
-		for d := range s.destinations {
-			wanted[d] = true
+		for _, d := range s.destinations {
+			wanted[d.at] = true
 		}
 	}
 	var d bpf.KernelDestination

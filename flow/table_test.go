@@ -254,10 +254,10 @@ func TestTableBeginsAtTheRank(t *testing.T) {
 			for _, addr := range list {
 				candidates = append(candidates, service.Endpoint{Addr: addr})
 			}
-			ordered, start := b.Turns(candidates)
+			ordered, start := b.Turns(nil, candidates)
 			n.expectDecided(rank, 6, 0, func() {
 				for k := range 6 {
-					want := names[ordered[(int(start)+k)%len(ordered)].Addr]
+					want := names[ordered[(int(start)+k)%len(ordered)]]
 					if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != want {
 						t.Errorf("rank %s, connection %d: %q, %v; want %q", rank, k, said, err, want)
 					}
@@ -267,6 +267,25 @@ func TestTableBeginsAtTheRank(t *testing.T) {
 		n.stop()
 		n.left = true
 		n.end()
+	}
+}
+
+// A list has another endpoint in the place of one, and then the first one again.
+func TestTableFollowsAReplacedEndpoint(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	for _, i := range []int{0, 1, 0} {
+		n.apply(svc(vip4, nil, at(lab.Backends[i].IPv4, 8080)))
+		want := fmt.Sprintf("b%d:8080", i+1)
+		n.expectDecided(want, 1, 0, func() {
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != want {
+				t.Errorf("%q, %v; want %q", said, err, want)
+			}
+		})
 	}
 }
 

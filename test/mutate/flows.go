@@ -4,7 +4,7 @@ package main
 var flows = []mutation{
 	{
 		name: "flow-earlier-lists-left", what: "lists of endpoints of an earlier process stay in the table",
-		file: "flow/server.go", old: "s.lastList = c.LastList", new: "",
+		file: "flow/server.go", old: "c.Magic != 0, c.LastList", new: "c.Magic != 0, 0",
 		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 	{

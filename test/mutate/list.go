@@ -228,8 +228,18 @@ var promises = []mutation{
 	},
 	{
 		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
-		file: "flow/table.go", old: "= how, turn;", new: "= how, 0;",
+		file: "flow/table.go", old: "= how, turn;", new: "= how, 0*turn;",
 		pkg: "flow", test: "TestTableBeginsAtTheRank",
+	},
+	{
+		name: "list-stays-in-the-table", what: "the table keeps a list of endpoints of which one was replaced",
+		file: "flow/table.go", old: "step{sum, place})", new: "step{place: bpf.KernelPlace{Own: place.Own}})",
+		pkg: "flow", test: "TestTableFollowsAReplacedEndpoint",
+	},
+	{
+		name: "table-of-an-earlier-process-stays", what: "destinations stay in the table that an earlier process has left",
+		file: "flow/server.go", old: "s.inherits, s.lastList = c.Magic != 0,", new: "s.inherits, s.lastList = false,",
+		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 
 	// Promise 2: the endpoint sees the client's address.
