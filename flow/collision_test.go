@@ -77,9 +77,7 @@ func TestOnePortTowardsOneEndpoint(t *testing.T) {
 				_ = c.(*net.TCPConn).SetLinger(0)
 				_ = c.Close()
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 		}
 	})
 }
@@ -104,9 +102,7 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 	}
 	close(held)
 	dialing.Wait()
-	n.stop()
-	n.left = true
-	n.end()
+	n.finish()
 	for _, r := range n.taken() {
 		if r.Attempts != 1 || r.Path != conntrack.Kernel {
 			t.Errorf("%+v", r)
@@ -165,9 +161,7 @@ func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
 					}
 				}
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 4 || r[0].DatagramsFromEndpoint != 4 || r[0].Path != conntrack.Kernel {
 				t.Errorf("hidden %v: %+v", hidden, r)
 			}

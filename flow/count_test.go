@@ -40,9 +40,7 @@ func TestRecordsCountDatagrams(t *testing.T) {
 		}))
 		must.OK(t, err)
 		exchange(950, 10)
-		n.stop()
-		n.left = true
-		n.end()
+		n.finish()
 		if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 12 || r[0].BytesFromClient != 4951 || r[0].DatagramsFromEndpoint != 12 {
 			t.Errorf("hidden %v: %+v", hidden, r)
 		}

@@ -118,9 +118,7 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 			if slow > made/4 {
 				t.Errorf("hidden %v: %d of %d connections took a second and more", hidden, slow, made)
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			records := n.taken()
 			if len(records) != services {
 				t.Errorf("hidden %v: %d records of %d connections", hidden, len(records), services)

@@ -51,9 +51,7 @@ func TestFirstDatagramsOfEachShape(t *testing.T) {
 			if s := n.server.Stats(); s.Kernel["passed_shape"] != 0 || s.Kernel["asked"] != 0 || s.Damaged != 0 {
 				t.Errorf("%+v", s)
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			var datagrams, bytes uint64
 			for _, r := range n.taken() {
 				if r.Path != conntrack.Kernel || r.Attempts != 1 {

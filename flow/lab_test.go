@@ -244,6 +244,13 @@ func (n *node) stop() {
 	}
 }
 
+// finish stops the node and its loop before the test ends.
+func (n *node) finish() {
+	n.stop()
+	n.left = true
+	n.end()
+}
+
 // spareTwice counts the indices that two flows would get.
 func (n *node) spareTwice() (count int) {
 	spare := make([]bool, len(n.server.kernel.Flows))

@@ -100,9 +100,7 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 						})
 					}
 				}
-				n.stop()
-				n.left = true
-				n.end()
+				n.finish()
 				for _, r := range n.taken() {
 					if r.Path != conntrack.Kernel || r.Port == nil {
 						t.Errorf("%+v", r)

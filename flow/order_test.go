@@ -52,9 +52,7 @@ func TestRefusalOvertakesNoNotice(t *testing.T) {
 		refused = <-round
 		must.OK(t, <-asked)
 	}
-	n.stop()
-	n.left = true
-	n.end()
+	n.finish()
 	for _, r := range n.taken() {
 		if r.End == conntrack.ConnectFailed || r.Attempts > 1 && r.Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
 			t.Errorf("%+v", r)
@@ -159,9 +157,7 @@ func TestRefusalHidesTheClient(t *testing.T) {
 			}
 		}
 		wantHidden(t, lab, server)
-		n.stop()
-		n.left = true
-		n.end()
+		n.finish()
 		for _, r := range n.taken() {
 			if r.End == conntrack.ConnectFailed || len(r.Failed) > 1 || r.Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
 				t.Errorf("%+v", r)

@@ -101,9 +101,7 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 			n.awaitQuiet(share, busy)
 			openSessions(t, lab, share-1)
 		}
-		n.stop()
-		n.left = true
-		n.end()
+		n.finish()
 		if s := n.server.Stats(); s.PassedAll != 0 || s.Lost != 0 {
 			t.Errorf("%d packets went to the relay, %d were lost", s.PassedAll, s.Lost)
 		}
@@ -152,9 +150,7 @@ func TestNoClientTakesAllPorts(t *testing.T) {
 				c := lab.Backends[1].Connect(t, "udp", vip4+":80")
 				must.OK(t, must.Err(question(c)))
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			if got, s := n.endedBy(conntrack.Evicted), n.server.Stats(); got != part || s.Lost != 0 {
 				t.Errorf("%d sessions were replaced, want %d; %d packets were lost", got, part, s.Lost)
 			}

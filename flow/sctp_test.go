@@ -169,9 +169,7 @@ func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
 			if retried == 0 {
 				t.Error("no association met the dead endpoint")
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 		})
 	}
 }
@@ -269,9 +267,7 @@ func TestClientOfAnAssociationComesBack(t *testing.T) {
 		if r := n.wait(t, 2); r[0].End != conntrack.ClientAbort || r[1].End != conntrack.ClientShutdown {
 			t.Errorf("hidden %v: %+v", hidden, r)
 		}
-		n.stop()
-		n.left = true
-		n.end()
+		n.finish()
 	}
 }
 
@@ -301,9 +297,7 @@ func TestClientWithSeveralAddresses(t *testing.T) {
 		if r := n.wait(t, 1)[0]; r.End != conntrack.ClientShutdown {
 			t.Errorf("%+v", r)
 		}
-		n.stop()
-		n.left = true
-		n.end()
+		n.finish()
 	}
 }
 

@@ -52,9 +52,7 @@ func TestIndexOfLateAnswersIsNotReclaimed(t *testing.T) {
 			t.Error("the index is free")
 		}
 	})
-	n.stop()
-	n.left = true
-	n.end()
+	n.finish()
 	dialing.Wait()
 }
 
@@ -95,9 +93,7 @@ func TestLateAnswersLeaveRoom(t *testing.T) {
 			if got := len(n.stale()); got == 0 || got > c.most {
 				t.Errorf("%d indices, want at most %d", got, c.most)
 			}
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			dialing.Wait()
 		})
 	}

@@ -111,9 +111,7 @@ func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
 						t.Fatalf("%q, %v; want %q", b[:size], err, want)
 					}
 				}
-				n.stop()
-				n.left = true
-				n.end()
+				n.finish()
 				for _, r := range n.taken() {
 					if r.VIP.Addr().String() == vip && (r.DatagramsFromClient != 2 || r.BytesFromClient != 11 || r.DatagramsFromEndpoint != 2) {
 						t.Errorf("hidden %v: %+v", hidden, r)
@@ -204,9 +202,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 				_, err := c.Read(b)
 				return err
 			})
-			n.stop()
-			n.left = true
-			n.end()
+			n.finish()
 			if r := n.taken(); len(r) != 2 || r[0].End != conntrack.EndpointGone || r[1].Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
 				t.Errorf("adopted %v: %+v", adopted, r)
 			}
