@@ -35,12 +35,12 @@ var views = []mutation{
 	{
 		name: "refusals-untold", what: "what is refused or dropped is a total and nothing more",
 		file: "node/refusals.go", old: "p.conntrack.Refuse(list, more,", new: "p.conntrack.Refuse(nil, more+listed,",
-		pkg: "test/e2e", test: "TestRefusalsAreTold",
+		pkg: "test/e2e", test: "TestRefusalsAreTold/tproxy-nftables/relay",
 	},
 	{
 		name: "refusals-of-ranges-untold", what: "what the kernel's table drops by source ranges is a count and nothing more",
 		file: "flow/bpf/flow.bpf.c", old: "bpf_map_update_elem(&refused, &t, &one, BPF_ANY);", new: "(void)one;",
-		pkg: "test/e2e", test: "TestRefusalsAreTold",
+		pkg: "test/e2e", test: "TestRefusalsAreTold/tproxy-nftables/kernel",
 	},
 	{
 		name: "refusals-told-again", what: "refusals of sk_lookup are told each second again",
