@@ -41,7 +41,7 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 	switch {
 	case !ok:
 		return 0, false
-	case algorithm == balancer.RoundRobin, s.balancer.AffinityWindow() > 0: // remembered clients
+	case algorithm == balancer.RoundRobin:
 		return 0, true
 	case algorithm == balancer.Random:
 		return bpf.KernelDecidingDECIDE_RANDOM, true
