@@ -199,7 +199,11 @@ func (f *flow) refused(e *bpf.KernelEvent, now int64) {
 // would not see the relay's own connections.
 func (f *flow) silent(now int64) {
 	if f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
-		f.abandon(conntrack.DialTimeout, true, now)
+		why := conntrack.DialTimeout
+		if f.worker.neighbours.Unreachable(f.record.Endpoint.Addr.Addr()) {
+			why = conntrack.DialUnreachable
+		}
+		f.abandon(why, true, now)
 	}
 }
 

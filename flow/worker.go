@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
@@ -53,13 +54,14 @@ type waits struct {
 
 // worker decides about flows. All of its state belongs to its loop.
 type worker struct {
-	server   *Server
-	loop     *poll.Loop
-	shard    *conntrack.Shard
-	kernel   *bpf.Kernel
-	injector *injector
-	sources  *sources
-	ports    ports
+	server     *Server
+	loop       *poll.Loop
+	shard      *conntrack.Shard
+	kernel     *bpf.Kernel
+	injector   *injector
+	sources    *sources
+	neighbours kernel.Neighbours
+	ports      ports
 
 	upcalls, notices *ringbuf.Reader
 	record           ringbuf.Record  // the event that is read
@@ -129,6 +131,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 	if w.sources, err = newSources(s.options.Namespace); err != nil {
 		return nil, err
 	}
+	w.neighbours.Namespace = s.options.Namespace
 	return w, nil
 }
 
@@ -173,6 +176,7 @@ func (w *worker) close() {
 	if w.sources != nil {
 		w.sources.close()
 	}
+	w.neighbours.Close()
 }
 
 // loopTime converts a time of BPF to the loop's clock.

@@ -169,7 +169,11 @@ func (c *conn) HandleTimer(*poll.Timer) {
 		return
 	}
 	if c.upstream >= 0 {
-		c.abandonAttempt(sys.ETIMEDOUT)
+		errno := sys.ETIMEDOUT
+		if c.worker.neighbours.Unreachable(c.record.Endpoint.Addr.Addr()) {
+			errno = sys.EHOSTUNREACH // the kernel says so too, but later
+		}
+		c.abandonAttempt(errno)
 		return
 	}
 	c.retryInTurn()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/relay"
@@ -25,6 +26,8 @@ type worker struct {
 	dialer    *upstream.Dialer
 	shard     *conntrack.Shard
 	acceptors map[*socket]*acceptor
+
+	neighbours kernel.Neighbours
 
 	retries retries
 	headers headerReader
@@ -94,6 +97,7 @@ func (w *worker) stop() {
 	w.retries = newRetries()
 	w.loop.Cancel(&w.stallTimer)
 	w.stalled = nil
+	w.neighbours.Close()
 	w.shard.Each(func(r *conntrack.Record) {
 		if c, is := r.Owner.(*conn); is {
 			c.abort()

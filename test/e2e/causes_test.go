@@ -46,10 +46,18 @@ var causes = []cause{
 		drop := "ip daddr " + bad.IPv4.String() + " tcp dport 8080 drop"
 		lab.Node.NFT(t, "table inet rules {\n chain out { type filter hook output priority 0; "+drop+"; }\n chain forward { type filter hook forward priority 0; "+drop+"; }\n}")
 	}, command: "failures", says: "timeout", sort: "failed"},
+	{name: "absent", spoil: func(t *testing.T, _ *netns.Lab, bad *netns.Host) {
+		bad.EchoTCP(t, 8080)
+		shell(t, bad, "ip link set eth0 arp off")
+	}, command: "failures", says: "unreachable", sort: "failed"},
+	{name: "silent", spoil: func(t *testing.T, _ *netns.Lab, bad *netns.Host) {
+		bad.EchoTCP(t, 8080)
+		bad.NFT(t, "table inet rules {\n chain in { type filter hook input priority 0; tcp dport 8080 drop; }\n}")
+	}, command: "failures", says: "timeout", sort: "failed"},
 }
 
 // TestQuestionNamesTheRightPod: one of three endpoints is slow, resets, refuses, cannot be
-// reached, is full, or a rule drops what goes there. The command that docs/observing.md
+// reached, is full, has gone from its link or is silent, or a rule drops what goes there. The command that docs/observing.md
 // gives names its pod first with the reason, and so does the page's API.
 func TestQuestionNamesTheRightPod(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ var promises = []mutation{
 	},
 	{
 		name: "no-dial-timeout", what: "an attempt at a silent endpoint is never given up",
-		file: "stream/conn.go", old: "c.abandonAttempt(sys.ETIMEDOUT)", new: "w := c.worker; w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)",
+		file: "stream/conn.go", old: "		c.abandonAttempt(errno)\n		return\n", new: "		w, _ := c.worker, errno\n		w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)\n		return\n",
 		pkg: "test/e2e", test: "TestPromise1_DeadEndpointCostsAMomentNeverTheConnection",
 	},
 	{

@@ -62,4 +62,19 @@ var views = []mutation{
 		file: "cmd/sluice/kubectlrows.go", old: "			found.Failures[i].ProxyNode = node\n", new: "			_ = i\n",
 		pkg: "cmd/sluice", test: "TestFailuresOfNodes",
 	},
+	{
+		name: "exemplar-of-fast", what: "histograms name connections that were not slow",
+		file: "conntrack/counters.go", old: "if ns > int64(slow) {", new: "if ns > 0 {",
+		pkg: "admin", test: "TestExemplars",
+	},
+	{
+		name: "exemplar-of-none", what: "histograms name no connection",
+		file: "admin/histogram.go", old: "if s := h.Slow; s.ID != 0 {", new: "if s := h.Slow; s.ID > 1<<63 {",
+		pkg: "admin", test: "TestExemplars",
+	},
+	{
+		name: "absent-is-silent", what: "an endpoint that has gone from its link is said to be silent",
+		file: "host/kernel/neighbours.go", old: "netlink.NUD_INCOMPLETE|netlink.NUD_FAILED) != 0", new: "netlink.NUD_PERMANENT) != 0",
+		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod",
+	},
 }
