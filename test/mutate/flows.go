@@ -574,6 +574,11 @@ var flows = []mutation{
 		pkg: "host/firewall", test: "TestReadOnNode",
 	},
 	{
+		name: "node-clients-tracked", what: "connection tracking sees the answers to the node's own clients, and nothing else of them",
+		file: "redirect/tproxy/rules.go", old: "	needs(o.tracking, isFrom(n.device), untracked)\n", new: "",
+		pkg: "test/e2e", test: "TestNodeClientsBesideTheKubeletsRules",
+	},
+	{
 		name: "node-clients-device-lost", what: "a device that another program removes does not come again",
 		file: "flow/node.go", old: "err = errors.Join(err, n.device.make())", new: "err = errNoShortcut",
 		pkg: "flow", test: "TestNodeClientsGetTheirDeviceAgain",
