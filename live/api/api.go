@@ -427,6 +427,14 @@ type Status struct {
 	Drained     []Drained `json:"drained,omitempty"`
 	Log         LogState  `json:"log"`
 	AccessLog   Records   `json:"access_log"`
+	// Nodes are those whose proxies are asked: programs set it that ask several.
+	Nodes []ProxyNode `json:"nodes,omitempty"`
+}
+
+// ProxyNode is a node whose proxy is asked, and why it does not answer.
+type ProxyNode struct {
+	Node    string `json:"node"`
+	Trouble string `json:"trouble,omitempty"`
 }
 
 // Steering is the state of what is steered.

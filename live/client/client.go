@@ -44,11 +44,16 @@ func New(name string) *Client {
 // Reach returns a Client that connects to a proxy by dial, once the proxy has said who it
 // is. Where names the proxy in errors. Close ends its connections.
 func Reach(ctx context.Context, where string, dial func() (net.Conn, error)) (*Client, error) {
-	c := &Client{where: where, http: &http.Client{Transport: &http.Transport{
+	c := &Client{where: where, http: &http.Client{Transport: TransportBy(dial)}}
+	return c, c.Get(ctx, api.PathVersion, nil, &c.Version)
+}
+
+// TransportBy returns a transport to a proxy that dial connects to.
+func TransportBy(dial func() (net.Conn, error)) *http.Transport {
+	return &http.Transport{
 		DialContext:  func(context.Context, string, string) (net.Conn, error) { return dial() },
 		MaxIdleConns: 4, IdleConnTimeout: time.Minute,
-	}}}
-	return c, c.Get(ctx, api.PathVersion, nil, &c.Version)
+	}
 }
 
 // Transport returns the transport to the proxy.

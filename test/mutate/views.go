@@ -63,6 +63,26 @@ var views = []mutation{
 		pkg: "cmd/sluice", test: "TestFailuresOfNodes",
 	},
 	{
+		name: "page-node-unnamed", what: "the page of all nodes does not say which of them do not answer",
+		file: "cmd/sluice/internal/allnodes/allnodes.go", old: "if n.trouble != nil {\n			p.Trouble", new: "if n.Trouble != nil {\n			p.Trouble",
+		pkg: "cmd/sluice/internal/allnodes", test: "TestTogether",
+	},
+	{
+		name: "page-waits-for-silent", what: "rates of a node that is gone stay among those of all",
+		file: "cmd/sluice/internal/allnodes/streams.go", old: "if now.Sub(l.came) < fresh {", new: "if now.Sub(l.came) >= 0 {",
+		pkg: "cmd/sluice/internal/allnodes", test: "TestRates",
+	},
+	{
+		name: "page-node-not-followed-again", what: "a node that answers later stays out of the page's rates",
+		file: "cmd/sluice/internal/allnodes/streams.go", old: "case <-time.After(time.Second): // is there another node?", new: "case <-time.After(time.Hour):",
+		pkg: "cmd/sluice/internal/allnodes", test: "TestRates",
+	},
+	{
+		name: "page-all-for-one", what: "the page of all nodes asks the first one whichever is chosen",
+		file: "cmd/sluice/internal/allnodes/allnodes.go", old: "return n.Name == name })\n	if at", new: "return n.Name != \"\" })\n	if at",
+		pkg: "cmd/sluice/internal/allnodes", test: "TestOneNode",
+	},
+	{
 		name: "exemplar-of-fast", what: "histograms name connections that were not slow",
 		file: "conntrack/counters.go", old: "if ns > int64(slow) {", new: "if ns > 0 {",
 		pkg: "admin", test: "TestExemplars",

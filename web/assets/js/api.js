@@ -11,8 +11,13 @@ export class Refused extends Error {
   }
 }
 
+let node = ""; // of whose proxy all is asked; all nodes together without one
+
+/** Says which node's proxy is asked, where the page is of several. */
+export const askNode = (name) => (node = name);
+
 function address(path, params) {
-  const query = new URLSearchParams();
+  const query = new URLSearchParams(node ? { proxy_node: node } : {});
   for (const [k, v] of Object.entries(params ?? {})) {
     if (v !== undefined && v !== null && v !== "") query.set(k, v);
   }

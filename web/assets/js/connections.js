@@ -16,8 +16,11 @@ export function drawEndpoint(cell, c) {
   attribute(cell, "title", c.endpoint);
 }
 
+/** The node whose proxy has a connection, where the page is of several. */
+export const at = (c) => (c.proxy_node ? " at " + c.proxy_node : "");
+
 export const columns = [
-  { key: "client", label: "Client", class: "code", value: (c) => c.client },
+  { key: "client", label: "Client", class: "code", value: (c) => c.client + at(c) },
   { key: "service", label: "Service", draw: (cell, c) => drawName(cell, c.service ?? c.vip) },
   { key: "endpoint", label: "Endpoint", draw: drawEndpoint },
   { key: "state", label: "State", draw: (cell, c) => {
@@ -38,7 +41,7 @@ export function connectionsView() {
   let failed = null;
   let known = false;
   const t = table({
-    label: "Open connections", columns, key: (c) => String(c.id), sort: { key: "duration", down: false },
+    label: "Open connections", columns, key: (c) => c.id + at(c), sort: { key: "duration", down: false },
     open: (c) => select({ kind: "connection", id: c.id, seen: c }),
     query: () => asking?.now(),
     empty: () => (failed ? failed : !known ? "Asking…" : store.filter ? "No open connection matches the filter" : "No connection is open"),
@@ -65,7 +68,7 @@ export function connectionsView() {
     t.first();
     asking?.now();
   });
-  on("selection", () => t.select(store.selection?.kind === "connection" ? String(store.selection.id) : null));
+  on("selection", () => t.select(store.selection?.kind === "connection" ? store.selection.id + at({ proxy_node: store.selection.seen?.proxy_node ?? store.selection.proxy }) : null));
   return {
     root,
     show() {

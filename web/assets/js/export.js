@@ -11,6 +11,8 @@ export const columns = [
   "endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits", "packets", "end",
 ];
 
+const columnsOf = (list) => (list[0]?.proxy_node ? [...columns, "proxy_node"] : columns); // as kubectl sluice conns
+
 const most = 10000; // connections of a file
 
 const cell = (v) => {
@@ -19,10 +21,10 @@ const cell = (v) => {
 };
 
 /** Returns connections as comma-separated values. */
-export const csv = (list) => [columns, ...list.map((c) => columns.map((name) => c[name]))].map((row) => row.map(cell).join(",") + "\n").join("");
+export const csv = (list) => [columnsOf(list), ...list.map((c) => columnsOf(list).map((name) => c[name]))].map((row) => row.map(cell).join(",") + "\n").join("");
 
 /** Returns connections as lines of JSON. */
-export const json = (list) => list.map((c) => JSON.stringify(Object.fromEntries(columns.filter((name) => c[name] !== undefined).map((name) => [name, c[name]]))) + "\n").join("");
+export const json = (list) => list.map((c) => JSON.stringify(Object.fromEntries(columnsOf([c]).filter((name) => c[name] !== undefined).map((name) => [name, c[name]]))) + "\n").join("");
 
 function save(name, type, content) {
   const href = URL.createObjectURL(new Blob([content], { type }));

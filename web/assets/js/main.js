@@ -1,7 +1,7 @@
 // The page: views, what is selected, keys.
 
 import { el, text, attribute } from "/js/dom.js";
-import { begin, emit, on, select, setFilter, store } from "/js/store.js";
+import { begin, emit, on, select, setFilter, setNode, store } from "/js/store.js";
 import { filterBox } from "/js/filter.js";
 import { strip } from "/js/strip.js";
 import { panel } from "/js/panel.js";
@@ -42,21 +42,25 @@ function read() {
   else if (kind === "pod") selection = { kind, pod: value };
   else if (kind === "client") selection = { kind, client: value };
   else if (kind === "connection" && /^\d+(@|$)/.test(value)) {
-    const [id, time] = value.split("@"); // a proxy that starts again gives numbers again
-    selection = { kind, id: Number(id), time };
+    const [id, time, proxy] = value.split("@"); // a proxy that starts again gives numbers again
+    selection = { kind, id: Number(id), time: time || undefined, proxy };
   }
   const asked = (params.get("q") ?? "").split(" ");
   const question = asked.length === 3 ? { protocol: asked[0], from: asked[1], to: asked[2] } : null;
-  return { view: views.find((v) => "/" + v.name === path) ?? views[0], filter: params.get("f") ?? "", selection, question };
+  return { view: views.find((v) => "/" + v.name === path) ?? views[0], node: params.get("n") ?? "", filter: params.get("f") ?? "", selection, question };
 }
 
-const connectionOf = (s) => s.id + ((s.seen?.time ?? s.time) ? "@" + (s.seen?.time ?? s.time) : "");
+const connectionOf = (s) => {
+  const time = s.seen?.time ?? s.time ?? "", proxy = s.seen?.proxy_node ?? s.proxy;
+  return s.id + (time || proxy ? "@" + time : "") + (proxy ? "@" + proxy : "");
+};
 const valueOf = (s) => s && s.kind + ":" + (s.key ?? s.endpoint ?? s.pod ?? s.client ?? connectionOf(s));
 const textOf = (q) => q && [q.protocol, q.from, q.to].join(" ");
 
 /** Writes it into the address, as a step of the browser's history or in the place of the last one. */
 function write(how = "pushState") {
   const params = new URLSearchParams();
+  if (store.node) params.set("n", store.node);
   if (store.filter) params.set("f", store.filter);
   if (store.selection) params.set("sel", valueOf(store.selection));
   const query = params.toString();
@@ -86,6 +90,7 @@ async function arrive() {
   arrival?.abort();
   const { signal } = (arrival = new AbortController());
   const to = read();
+  setNode(to.node);
   if (to.filter !== store.filter) await setFilter(to.filter, signal).catch(() => signal.aborted || emit("propose", to.filter));
   if (signal.aborted) return;
   show(to.view);
@@ -106,12 +111,35 @@ function go(view) {
 on("go", (name) => go(views.find((v) => v.name === name)));
 for (const event of ["selection", "filter", "asked"]) on(event, () => arrival || write());
 
+/** Names the nodes that do not answer. */
+function away(nodes) {
+  const names = nodes.filter((n) => n.trouble).map((n) => n.node);
+  return "no answer of " + names.slice(0, 3).join(", ") + (names.length > 3 ? " and " + (names.length - 3) + " more" : "");
+}
+
+/** Offers the nodes, where there are several. */
+function chooser() {
+  const nodes = store.status?.nodes, select = $("nodes");
+  select.hidden = !nodes;
+  $("node").hidden = Boolean(nodes);
+  if (!nodes) return;
+  const names = nodes.map((n) => n.node);
+  if (store.node && !names.includes(store.node)) names.push(store.node); // of an address
+  const shown = names.join(" ");
+  if (select.shown !== shown) select.replaceChildren(el("option", { value: "" }, "All " + nodes.length + " nodes"), ...names.map((name) => el("option", { value: name }, name)));
+  select.shown = shown;
+  select.value = store.node;
+}
+$("nodes").addEventListener("change", () => setNode($("nodes").value));
+for (const event of ["status", "filter"]) on(event, chooser);
+
 function state() {
   const s = store.status;
   let kind = "good", said = "ready", more = "";
   if (store.trouble) [kind, said, more] = ["bad", "no answer", store.trouble];
   else if (!s) [kind, said] = ["wait", "asking"];
   else if (!s.ready) [kind, said, more] = ["bad", "not in force", s.trouble ?? ""];
+  else if (s.nodes?.some((n) => n.trouble)) [kind, said, more] = ["warn", away(s.nodes), s.nodes.filter((n) => n.trouble).map((n) => n.node + ": " + n.trouble).join("\n")];
   else if (s.connected === false) [kind, said] = ["warn", "API server away"];
   const pill = $("state");
   text(pill, said);

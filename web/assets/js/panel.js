@@ -5,10 +5,10 @@ import { charts } from "/js/charts.js";
 import { get, poll } from "/js/api.js";
 import { bare, clock, count, rate, time } from "/js/format.js";
 import { propose } from "/js/filter.js";
-import { kept, measured } from "/js/history.js";
+import { kept as keptByProxy, measured } from "/js/history.js";
 import { story } from "/js/story.js";
 import { stateOf } from "/js/tables.js";
-import { blamed, edgeKey, endpointsOf, on, select, servicesOf, store } from "/js/store.js";
+import { blamed, edgeKey, endpointsOf, on, select, servicesOf, setNode, store, together } from "/js/store.js";
 
 const row = (k, v) => v && [el("dt", {}, k), el("dd", {}, v)];
 const facts = (rows) => el("dl", { class: "facts" }, rows.filter(Boolean).flat());
@@ -19,6 +19,9 @@ const actions = (filter) => el("p", { class: "actions" },
   el("button", { type: "button", class: "quiet", onclick: () => propose(filter, "records") }, "Its records"));
 
 const quoted = (v) => (/[\s,"=<>!]/.test(v) ? '"' + v.replaceAll('"', "") + '"' : v);
+
+/** The history that the proxy keeps; of all nodes together the page measures it. */
+const kept = (queries, filter, changed) => (together() ? measured(filter, changed) : keptByProxy(queries, changed));
 
 /** A list of endpoints or Services with what flows to each. */
 function listing(title, items) {
@@ -41,6 +44,24 @@ function listing(title, items) {
   };
 }
 
+/** The last failures and refusals of an endpoint or a Service. */
+function lastFailures(query) {
+  const list = el("ul", { class: "listing" });
+  const root = el("section", { hidden: true }, el("h3", {}, "Last failures"), list);
+  const asking = poll(3000, async (signal) => {
+    try {
+      const answer = await get("failures", { ...query, limit: 8 }, signal);
+      root.hidden = answer.failures.length === 0;
+      list.replaceChildren(...answer.failures.map((f) => el("li", {}, el("button", { type: "button", class: "line", disabled: f.packets ? "" : undefined, onclick: () => select({ kind: "connection", id: f.id, proxy: f.proxy_node }) },
+        el("span", { class: "who code" }, clock(f.time)), el("span", { class: "said", "data-bad": true }, f.error + (f.packets ? ", " + f.packets + " packets" : " after " + time(f.us))),
+        el("span", { class: "value" }, f.packets ? f.client : query.service ? (f.pod ? bare(f.pod) : f.endpoint ?? "") : bare(f.service ?? ""))))));
+    } catch {
+      root.hidden = true;
+    }
+  });
+  return { root, stop: asking.stop };
+}
+
 function ofService(s) {
   const find = () => store.services.find((x) => x.service === s.service && x.protocol === s.protocol);
   const top = el("div");
@@ -50,9 +71,10 @@ function ofService(s) {
     return { key: e.endpoint, name: e.pod ? bare(e.pod) : e.endpoint, bad, said: bad ? rate(blamed(r)) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
   }));
   const filter = "service=" + quoted(s.service) + " protocol=" + s.protocol;
+  const failed = lastFailures({ service: s.service });
   return {
-    kind: "Service", title: s.service, past: (changed) => kept([{ by: "service", service: s.service }], changed),
-    below: [endpoints.root, actions(filter)], top,
+    kind: "Service", title: s.service, past: (changed) => kept([{ by: "service", service: s.service }], filter, changed),
+    below: [endpoints.root, failed.root, actions(filter)], top, stop: failed.stop,
     draw() {
       const x = find();
       endpoints.draw();
@@ -78,21 +100,10 @@ function ofEndpoint(s) {
     const r = store.edges.get(edgeKey(x.service, x.protocol, s.endpoint));
     return { key: x.service + x.protocol, name: x.service, said: blamed(r) > 0.02 ? rate(blamed(r)) + "/s fail" : "", bad: true, value: r?.opened > 0.005 ? rate(r.opened) + "/s" : "", go: () => select({ kind: "service", key: x.service + " " + x.protocol, service: x.service, protocol: x.protocol }) };
   }));
-  const failures = el("ul", { class: "listing" });
-  const failed = el("section", { hidden: true }, el("h3", {}, "Last failures"), failures);
-  const asking = poll(3000, async (signal) => {
-    try {
-      const answer = await get("failures", { endpoint: s.endpoint, limit: 8 }, signal);
-      failed.hidden = answer.failures.length === 0;
-      failures.replaceChildren(...answer.failures.map((f) => el("li", {}, el("button", { type: "button", class: "line", onclick: () => select({ kind: "connection", id: f.id }) },
-        el("span", { class: "who code" }, clock(f.time)), el("span", { class: "said", "data-bad": true }, f.error + " after " + time(f.us)), el("span", { class: "value" }, bare(f.service ?? ""))))));
-    } catch {
-      failed.hidden = true;
-    }
-  });
+  const failed = lastFailures({ endpoint: s.endpoint });
   return {
-    kind: "Endpoint", title: s.endpoint, past: (changed) => kept([{ by: "endpoint", endpoint: s.endpoint }], changed),
-    below: [services.root, failed, actions("tried=" + s.endpoint)], top, stop: asking.stop,
+    kind: "Endpoint", title: s.endpoint, past: (changed) => kept([{ by: "endpoint", endpoint: s.endpoint }], "endpoint=" + s.endpoint, changed),
+    below: [services.root, failed.root, actions("tried=" + s.endpoint)], top, stop: failed.stop,
     draw() {
       const list = servicesOf(s.endpoint);
       const e = list[0]?.endpoints.find((x) => x.endpoint === s.endpoint);
@@ -118,13 +129,17 @@ function ofClient(s) {
 
 function ofNode() {
   const top = el("div");
+  const nodes = listing("Nodes", () => (store.status?.nodes ?? []).map((n) => (
+    { key: n.node, name: n.node, bad: Boolean(n.trouble), said: n.trouble ? "no answer: " + n.trouble : n.node === store.node ? "shown" : "", value: "", go: () => setNode(n.node === store.node ? "" : n.node) })));
   return {
-    kind: "Node", past: () => ({ list: () => store.past.list(), stop() {} }), top, below: [],
+    kind: "Node", past: () => ({ list: () => store.past.list(), stop() {} }), top, below: [nodes.root],
     get title() {
       return store.filter ? "What the filter selects" : store.status?.node ?? "This node";
     },
     draw() {
       const s = store.status;
+      nodes.root.hidden = !s?.nodes;
+      nodes.draw();
       if (!s || top.of === s) return;
       top.of = s;
       const problems = s.problems ?? [];
@@ -152,7 +167,7 @@ function ofPod(s) {
   }));
   const first = endpointsOf(s.pod).slice(0, 4);
   return {
-    kind: "Pod", title: s.pod, past: (changed) => kept(first.map((e) => ({ by: "endpoint", endpoint: e.endpoint })), changed),
+    kind: "Pod", title: s.pod, past: (changed) => kept(first.map((e) => ({ by: "endpoint", endpoint: e.endpoint })), "pod=" + quoted(s.pod), changed),
     below: [addresses.root, actions("pod=" + quoted(s.pod))], top,
     late: () => first.length === 0 && endpointsOf(s.pod).length > 0, // its addresses were not known
     draw() {

@@ -6,17 +6,17 @@ import { follow, lines } from "/js/api.js";
 import { exporter } from "/js/export.js";
 import { bare, bytes, clock, ending, isFailure, time } from "/js/format.js";
 import { drawName } from "/js/tables.js";
-import { drawEndpoint } from "/js/connections.js";
+import { at, drawEndpoint } from "/js/connections.js";
 import { on, select, store } from "/js/store.js";
 
 const most = 300; // records that are shown
-const kept = new Map(); // records of connections that have ended, by their number
+const kept = new Map(); // records of connections that have ended, by their number and node
 const mostKept = 3000;
 
 /** Keeps a record, so that its story can be told. */
 export function keep(record) {
-  kept.delete(record.id);
-  kept.set(record.id, record);
+  kept.delete(record.id + at(record));
+  kept.set(record.id + at(record), record);
   if (kept.size > mostKept) kept.delete(kept.keys().next().value);
 }
 
@@ -24,8 +24,8 @@ export function keep(record) {
  * Returns the record of a connection that has ended, if the page has seen it. A proxy that
  * starts again gives numbers again: time, if it is known, says whose.
  */
-export function recordOf(id, time) {
-  const record = kept.get(id);
+export function recordOf(id, time, proxy) {
+  const record = kept.get(id + at({ proxy_node: proxy }));
   return record && (time === undefined || record.time === time) ? record : undefined;
 }
 
@@ -92,7 +92,7 @@ export function recordsView() {
     });
   }
 
-  const identity = (r) => r.id + " " + r.time;
+  const identity = (r) => r.id + at(r) + " " + r.time;
 
   /** The records of before, the oldest first, at most so many. */
   async function past(limit, signal) {
@@ -139,7 +139,7 @@ export function recordsView() {
     row.item = r;
     const c = row.cells_;
     text(c[0], clock(r.at, true));
-    text(c[1], r.client);
+    text(c[1], r.client + at(r));
     drawName(c[2], r.service ?? r.vip);
     drawEndpoint(c[3], r);
     text(c[4], String(r.attempts));

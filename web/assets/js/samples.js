@@ -5,7 +5,7 @@ const mostSamples = 240;
 const all = new Map(); // the one looked at last is last
 
 /** What tells connections apart: a proxy that starts again gives numbers again. */
-const keyOf = (c) => c.id + " " + c.time;
+const keyOf = (c) => c.id + " " + c.time + (c.proxy_node ?? "");
 
 /** Keeps the bytes that a connection has moved until now. */
 export function note(c) {

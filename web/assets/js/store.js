@@ -1,6 +1,6 @@
 // What the page knows: the configuration, the rates of now, and those of before.
 
-import { follow, get, poll, Refused } from "/js/api.js";
+import { askNode, follow, get, poll, Refused } from "/js/api.js";
 import { host } from "/js/format.js";
 import { kept, own } from "/js/history.js";
 
@@ -18,6 +18,7 @@ export function emit(event, value) {
 }
 
 export const store = {
+  node: "", // whose proxy is asked; all nodes together without one
   filter: "",
   filterError: null,
   /** What is selected: null, or {kind, ...}. */
@@ -143,6 +144,7 @@ const mostRows = 5000;
 let stopRates = () => {};
 let mine = null; // the history that the page keeps itself
 let services = null;
+let statuses = null;
 
 /** Asks for the Services that the filter selects. */
 async function askServices(signal) {
@@ -166,17 +168,24 @@ async function askServices(signal) {
 
 async function askStatus(signal) {
   try {
+    const several = together();
     store.status = await get("status", {}, signal);
+    if (together() !== several) {
+      again(); // no node keeps the history of all
+      emit("selection");
+    }
     answered("status", null);
     emit("status");
   } catch (error) {
-    if (!signal.aborted) answered("status", error);
+    if (signal.aborted) return;
+    if (store.node && error instanceof Refused && error.status === 400) return setNode(""); // a page of one node knows no others
+    answered("status", error);
   }
 }
 
 /** Begins to ask. */
 export function begin() {
-  poll(5000, askStatus);
+  statuses = poll(5000, askStatus);
   services = poll(4000, askServices);
   again();
 }
@@ -189,9 +198,24 @@ function again() {
   store.clients = new Map();
   store.total = null;
   store.past.stop();
-  mine = store.filter ? own(() => emit("past")) : null; // the proxy keeps it without a filter
+  mine = store.filter || together() ? own(() => emit("past")) : null; // a proxy keeps it without a filter
   store.past = mine ?? kept([{ by: "total" }], () => emit("past"));
   stopRates = follow("rates", { by: "service,endpoint", sort: "name", limit: mostRows, filter: store.filter }, frame, (error) => answered("rates", error));
+}
+
+/** Whether the page is of several nodes, and all of them are asked together. */
+export const together = () => Boolean(store.status?.nodes) && !store.node;
+
+/** Chooses the node whose proxy is asked; none for all together. */
+export function setNode(name) {
+  if (name === store.node) return;
+  store.node = name;
+  askNode(name);
+  again();
+  services?.now();
+  statuses?.now();
+  emit("filter"); // all that is shown is asked for again
+  emit("selection");
 }
 
 /** Sets the filter, if the proxy understands it. Throws what is wrong. */

@@ -42,7 +42,9 @@ function steps(c) {
 /** Returns the panel of a connection. */
 export function story(selection) {
   const began = selection.seen?.time ?? selection.time; // undefined if nobody knows it
-  let c = recordOf(selection.id, began) ?? selection.seen ?? null;
+  const proxy = selection.seen?.proxy_node ?? selection.proxy; // the node, if the page is of several
+  const own = proxy ? { proxy_node: proxy } : {};
+  let c = recordOf(selection.id, began, proxy) ?? selection.seen ?? null;
   let gone = false;
   let why = null;
   let asked = "";
@@ -54,6 +56,7 @@ export function story(selection) {
     return el("dl", { class: "facts" }, [
       ["Client", el("span", {}, el("span", { class: "code" }, c.client), c.client_node ? ", the node " + c.client_node : "", c.client_pod ? ", the pod " + c.client_pod : "", c.via ? ", by way of " + c.via : "")],
       ["Asked for", el("span", { class: "code" }, c.vip + " (" + c.vip_kind + ")")],
+      ["Seen by", c.proxy_node && "the proxy of " + c.proxy_node],
       ["Service", c.service && el("button", { type: "button", class: "link", onclick: () => select({ kind: "service", key: c.service + " " + c.protocol, service: c.service, protocol: c.protocol }) }, c.service)],
       ["Reached", c.endpoint && el("button", { type: "button", class: "link", onclick: () => select({ kind: "endpoint", endpoint: c.endpoint }) }, (c.pod ?? c.endpoint) + (c.pod ? ", " + c.endpoint : ""))],
       ["On", [c.node, c.zone].filter(Boolean).join(", ")],
@@ -159,7 +162,7 @@ export function story(selection) {
     if (asked === question) return;
     asked = question;
     try {
-      why = await get("explain", { protocol: c.protocol.toLowerCase(), from: host(c.client), to: c.vip });
+      why = await get("explain", { ...own, protocol: c.protocol.toLowerCase(), from: host(c.client), to: c.vip });
       draw();
     } catch {
       asked = question; // an older proxy, or a question that it does not take
@@ -169,7 +172,7 @@ export function story(selection) {
   /** Asks for the verdict about a record that came by another way than its number. */
   async function judge() {
     try {
-      const kept = await get("connections/" + selection.id);
+      const kept = await get("connections/" + selection.id, own);
       if (kept.time !== c.time || !kept.verdict) return;
       c = { ...c, verdict: kept.verdict };
       draw();
@@ -192,7 +195,7 @@ export function story(selection) {
   } else {
     const asking = poll(500, async (signal) => {
       try {
-        const now = await get("connections/" + selection.id, {}, signal);
+        const now = { ...(await get("connections/" + selection.id, own, signal)), ...own };
         if (now.time === (c?.time ?? began ?? now.time)) {
           if (now.end) return ended(now); // the proxy keeps its record
           c = now;
@@ -203,12 +206,12 @@ export function story(selection) {
         if (signal.aborted || !(error instanceof Refused) || error.status !== 404) return;
       }
       gone = true;
-      const record = recordOf(selection.id, c?.time ?? began);
+      const record = recordOf(selection.id, c?.time ?? began, proxy);
       if (record) return ended(record);
       draw();
       asking.stop();
     });
-    stops.push(asking.stop, follow("tap", { filter: "id=" + selection.id }, ended));
+    stops.push(asking.stop, follow("tap", { ...own, filter: "id=" + selection.id }, (r) => ended({ ...r, ...own })));
   }
   let applied = store.status?.applied;
   const stopStatus = on("status", () => {
