@@ -18,8 +18,8 @@ import (
 )
 
 // loaded are pinned maps and programs that tests need no more. The next test that wants so many
-// flows gets them, emptied: the kernel's verifier takes a second of CPU time for the programs,
-// which was most of these tests' time.
+// flows gets them, emptied: to load programs, and have the kernel verify them, was most of these
+// tests' CPU time.
 var loaded struct {
 	sync.Mutex
 	root   string // a BPF file system

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -91,11 +92,15 @@ func Open(flows int, p *Pins) (k *Kernel, err error) {
 		k.Control.Seed = rand.Uint64()
 	}
 	k.Index.flows, k.Index.seed, k.Spares.control = k.Flows, k.Control.Seed, k.Control
+	if _, err := os.Stat(kernelBTF); err != nil {
+		makeStatic(spec)
+	}
 	// Verification takes most of a start. The kernel does it on several CPUs at once.
 	var bare error
 	var loading sync.WaitGroup
-	loading.Go(func() { bare = k.openPrograms(p, 0, &k.Bare) })
-	err = k.openPrograms(p, ethernetHeader, &k.Ethernet)
+	without := spec.Copy()
+	loading.Go(func() { bare = k.openPrograms(p, without, 0, &k.Bare) })
+	err = k.openPrograms(p, spec, ethernetHeader, &k.Ethernet)
 	loading.Wait()
 	if err = cmp.Or(err, bare); err != nil {
 		return k, err

@@ -25,9 +25,9 @@ const (
 // openPrograms takes the programs for interfaces with a link header of some length from the
 // pins, if the same build has left them, so that the kernel need not verify them again. Otherwise
 // it loads and pins them.
-func (k *Kernel) openPrograms(p *Pins, linkHeader uint32, to *KernelPrograms) error {
+func (k *Kernel) openPrograms(p *Pins, spec *ebpf.CollectionSpec, linkHeader uint32, to *KernelPrograms) error {
 	if p == nil {
-		return k.loadPrograms(linkHeader, to)
+		return k.loadPrograms(spec, linkHeader, to)
 	}
 	ingress, egress := p.programPath(linkHeader, "ingress"), p.programPath(linkHeader, "egress")
 	to.Ingress, to.Egress = k.pinnedProgram(ingress), k.pinnedProgram(egress)
@@ -35,7 +35,7 @@ func (k *Kernel) openPrograms(p *Pins, linkHeader uint32, to *KernelPrograms) er
 		return nil
 	}
 	_ = to.Close() // it takes programs that are nil
-	if err := k.loadPrograms(linkHeader, to); err != nil {
+	if err := k.loadPrograms(spec, linkHeader, to); err != nil {
 		return err
 	}
 	for path, program := range map[string]*ebpf.Program{ingress: to.Ingress, egress: to.Egress} {
@@ -134,15 +134,9 @@ func takesContext(f *btf.Func) bool {
 	return ok && to.Name == "__sk_buff"
 }
 
-// loadPrograms loads the programs for interfaces with a link header of some length.
-func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
-	spec, err := LoadKernel()
-	if err != nil {
-		return err
-	}
-	spec.Maps[KernelMapFlows].MaxEntries = k.Maps.Flows.MaxEntries()
-	spec.Maps[KernelMapBuckets].MaxEntries = k.Maps.Buckets.MaxEntries()
-	spec.Maps[KernelMapSpares].MaxEntries = k.Maps.Spares.MaxEntries()
+// loadPrograms loads the programs of a spec, which is nobody else's, for interfaces with a link header
+// of some length.
+func (k *Kernel) loadPrograms(spec *ebpf.CollectionSpec, linkHeader uint32, to *KernelPrograms) error {
 	for name, value := range map[string]any{
 		KernelVarLinkHeader: linkHeader, KernelVarSeed: k.Index.seed, KernelVarLastBucket: k.Maps.Buckets.MaxEntries() - 1,
 	} {
@@ -155,10 +149,7 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 			return fmt.Errorf("BPF programs: %w", err)
 		}
 	}
-	if _, err := os.Stat(kernelBTF); err != nil {
-		makeStatic(spec)
-	}
-	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+	err := spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		KernelMapClients:      k.Maps.Clients,
 		KernelMapMembers:      k.Maps.Members,
 		KernelMapRefused:      k.Maps.Refused,
