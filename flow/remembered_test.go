@@ -70,6 +70,21 @@ func TestAffinityIsTheTables(t *testing.T) {
 	}
 }
 
+// TestAffinityOfOtherAlgorithms: an algorithm that the table lacks chooses for new clients, and the table
+// decides about remembered ones.
+func TestAffinityOfOtherAlgorithms(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, func(s *corev1.Service) {
+		sticky(s)
+		s.Annotations["sluice.dev/balancer"] = "least-connections"
+	}, at(lab.Backends[0].IPv4, 8080)))
+	n.expectDecided("a new client", 0, 1, func() { n.ask(1) })
+	n.awaitClients(1)
+	n.expectDecided("a remembered client", 1, 0, func() { n.ask(1) })
+}
+
 // clients counts those that the table remembers.
 func (n *node) clients() (count int) {
 	var c bpf.KernelClient

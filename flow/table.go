@@ -45,6 +45,8 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 		return 0, true
 	case algorithm == balancer.Random:
 		return bpf.KernelDecidingDECIDE_RANDOM, true
+	case s.balancer.AffinityWindow() > 0:
+		return bpf.KernelDecidingASK_NEW, true // it chooses for new clients
 	}
 	return 0, false
 }

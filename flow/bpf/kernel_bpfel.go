@@ -85,6 +85,7 @@ const (
 	KernelDecidingDECIDE_RANDOM KernelDeciding = 1
 	KernelDecidingHIDE_PODS     KernelDeciding = 2
 	KernelDecidingHIDE_OTHERS   KernelDeciding = 4
+	KernelDecidingASK_NEW       KernelDeciding = 8
 	KernelDecidingASK_NODE      KernelDeciding = 64
 )
 

@@ -147,6 +147,7 @@ enum deciding {
 	DECIDE_RANDOM = 1, // else round-robin
 	HIDE_PODS = 2,     // endpoints see the node's address instead of a pod's
 	HIDE_OTHERS = 4,   // the same, of all other clients
+	ASK_NEW = 8,       // userspace decides about clients that session affinity does not remember
 	ASK_NODE = 64, // userspace decides about the node's own clients; else the relay serves them
 };
 

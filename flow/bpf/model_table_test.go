@@ -17,6 +17,7 @@ type modelTable struct {
 	hidesOthers bool
 	random      bool // of one endpoint, so that the model knows which
 	affinity    bool
+	asksNew     bool                    // with affinity
 	pins        map[netip.Addr]modelPin // of affinity
 	group       KernelSet
 }
@@ -27,14 +28,17 @@ type modelPin struct {
 	expired  bool
 }
 
-// remembered returns the endpoint that session affinity gives a client.
-func (m *model) remembered(t *modelTable, endpoints []netip.AddrPort, client netip.Addr) netip.AddrPort {
+// remembered returns the endpoint that session affinity gives a client, or false.
+func (m *model) remembered(t *modelTable, endpoints []netip.AddrPort, client netip.Addr) (netip.AddrPort, bool) {
 	if pin, ok := t.pins[client]; ok && !pin.expired && slices.Contains(endpoints, pin.endpoint) {
-		return pin.endpoint // A5.3
+		return pin.endpoint, true // A5.3
+	}
+	if t.asksNew && m.alive {
+		return netip.AddrPort{}, false
 	}
 	k := KernelTuple{Src: AddressOf(client)}
 	copy(k.Dst.Word[:], t.group.Half[:])
-	return endpoints[m.hash(&k)>>32*uint64(len(endpoints))>>32]
+	return endpoints[m.hash(&k)>>32*uint64(len(endpoints))>>32], true
 }
 
 // modelOrigin is what policy has to know about the clients of a range.
@@ -78,7 +82,10 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	endpoint := endpoints[t.turn%uint32(len(endpoints))]
 	switch {
 	case t.affinity:
-		endpoint = m.remembered(t, endpoints, client.Addr())
+		var ok bool
+		if endpoint, ok = m.remembered(t, endpoints, client.Addr()); !ok {
+			return nil
+		}
 	case !t.random:
 		t.turn++
 	}
@@ -187,7 +194,7 @@ func (g *generator) tables(spare int) {
 			t.random, t.turn = true, 0
 		}
 		if t.affinity = len(t.endpoints) > 0 && g.one(3); t.affinity {
-			t.pins = make(map[netip.Addr]modelPin)
+			t.pins, t.asksNew = make(map[netip.Addr]modelPin), g.one(3)
 			for range g.IntN(4) {
 				client := pick(g, f.client.Addr(), g.addr(f.vip.Addr().Is6()), m.flows[1+g.IntN(len(m.flows)-1)].client.Addr())
 				if client.IsValid() {
@@ -264,6 +271,9 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 	if t.affinity {
 		t.group = KernelSet{Half: [2]uint32{x.list, 7}}
 		s.Group, s.Window = t.group, uint64(time.Hour)
+		if t.asksNew {
+			s.Options |= KernelDecidingASK_NEW
+		}
 		for client, pin := range t.pins {
 			k := KernelClient{Group: t.group, Addr: AddressOf(client)}
 			v := KernelPin{Addr: AddressOf(pin.endpoint.Addr()), Port: Wire(pin.endpoint.Port()), Used: uint64(sys.Monotonic() - int64(time.Minute))}

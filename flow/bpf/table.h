@@ -71,11 +71,12 @@ static __always_inline int same_link(const struct origin *client, const struct a
 	return o && o->link == client->link;
 }
 
-// remembered returns the number of the endpoint that session affinity gives a client. One that is not
-// remembered gets the same endpoint each time, until userspace remembers it.
+// remembered returns the number of the endpoint that session affinity gives a client, or -1: userspace has
+// to choose one. A client that is not remembered gets the same endpoint each time, until it is.
 GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list, __u32 count)
 {
-	if (!p || !s)
+	struct control *c = control();
+	if (!p || !s || !c)
 		return -1;
 	__u64 now = bpf_ktime_get_ns();
 	struct client client = {.group = s->group, .addr = p->tuple.src};
@@ -88,6 +89,8 @@ GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list
 			return *number;
 		}
 	}
+	if ((s->options & ASK_NEW) && is_alive(c, now))
+		return -1;
 	struct tuple t = {.src = p->tuple.src, .dst = {.word = {s->group.half[0], s->group.half[1]}}};
 	return (hash_of(&t) >> 32) * count >> 32;
 }
@@ -104,7 +107,7 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 	if (!count || same_address(&p->tuple.src, &p->tuple.dst))
 		return NULL;
 	if (s->window)
-		slot.number = remembered(p, s, slot.list, count);
+		slot.number = remembered(p, s, slot.list, count); // -1: nothing has that number
 	else
 		slot.number = (s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1)) % count;
 	struct place *e = bpf_map_lookup_elem(&places, &slot);

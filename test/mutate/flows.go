@@ -88,6 +88,11 @@ var flows = []mutation{
 		pkg: "test/e2e", test: "TestAbsentProcessRefusesNobody",
 	},
 	{
+		name: "flow-affinity-hashed", what: "new clients of session affinity get an endpoint by a hash whatever the algorithm is",
+		file: "flow/table.go", old: "return bpf.KernelDecidingASK_NEW, true", new: "return 0, true",
+		pkg: "flow", test: "TestAffinityOfOtherAlgorithms",
+	},
+	{
 		name: "flow-affinity-lost", what: "the next process does not know the clients that the table remembers",
 		file: "flow/remembered.go", old: "p.balancer.Restore(left, poll.Nanotime())", new: "p.balancer.Restore(left[:0], poll.Nanotime())",
 		pkg: "flow", test: "TestClientsOfAnEarlierProcess",
