@@ -258,6 +258,9 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 	}
 	n.servesNode()
 	asks("b1:8080")
+	if said := n.say(n.dialFrom("tcp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(vip4+":80"))); said != "node:80" {
+		t.Errorf("a client at a loopback address: %q", said)
+	}
 	n.apply(svc(vip4, nil, at(lab.Node.IPv4, 8080)))
 	asks("node:80")
 }

@@ -53,13 +53,22 @@ static __always_inline int is_from_node(const struct __sk_buff *skb)
 	return c && skb->ifindex == c->node_device;
 }
 
+// is_loopback says whether a packet's source is a loopback address: by our device, no answers come to those.
+static __always_inline int is_loopback(const struct packet *p)
+{
+	const struct address *a = &p->tuple.src;
+	if (p->ipv6)
+		return !(a->word[0] | a->word[1] | a->word[2]) && a->word[3] == bpf_htonl(1);
+	return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+}
+
 // serves_node says whether a packet of no flow at lo's egress may be the first one of a client on the
 // node. Endpoints may admit privileged ports alone, which the relay gives. What comes from a
 // Service's own port is the relay's.
 GLOBAL int serves_node(struct __sk_buff *skb, const struct packet *p)
 {
 	struct control *c = control();
-	if (!c || !p || !c->node_device || p->fragment || skb->mark || bpf_ntohs(p->tuple.sport) < FIRST_PORT)
+	if (!c || !p || !c->node_device || p->fragment || skb->mark || bpf_ntohs(p->tuple.sport) < FIRST_PORT || is_loopback(p))
 		return 0;
 	// Datagrams of IPv6 that are too long for their way only their sender can fragment, and the relay.
 	if (p->tuple.protocol == IPPROTO_UDP ? p->ipv6 : p->tuple.protocol != IPPROTO_TCP || !is_opening(p))

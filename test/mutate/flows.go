@@ -579,6 +579,11 @@ var flows = []mutation{
 		pkg: "host/firewall", test: "TestReadOnNode",
 	},
 	{
+		name: "node-clients-loopback", what: "clients at a loopback address get no answers by the device",
+		file: "flow/bpf/node.h", old: " || is_loopback(p))", new: ")",
+		pkg: "flow", test: "TestNodeClientsAreRelayed",
+	},
+	{
 		name: "node-clients-tracked", what: "connection tracking sees the answers to the node's own clients, and nothing else of them",
 		file: "redirect/tproxy/rules.go", old: "	needs(o.tracking, isFrom(n.device), untracked)\n", new: "",
 		pkg: "test/e2e", test: "TestNodeClientsBesideTheKubeletsRules",
