@@ -8,14 +8,21 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// settledGC is the value of GOGC once the first configuration is in force. From then
-// on only changes of the configuration allocate much, and connections next to
-// nothing, so a low value costs little CPU. Connections that move to another process
-// allocate, and wait for it: then the value is movingGC, Go's default.
+// settledGC is the value of GOGC once the first configuration is in force, or less in a large
+// cluster, so that garbage takes settledRoom at most. From then on only changes of the configuration
+// allocate much, and connections next to nothing, so a low value costs little CPU. Connections that
+// move to another process allocate, and wait for it: then the value is movingGC, Go's default.
 const (
-	settledGC = 25
-	movingGC  = 100
+	settledGC   = 25
+	leastGC     = 10
+	settledRoom = 64 << 20
+	movingGC    = 100
 )
+
+// settledFor returns the value of GOGC for so much memory in use.
+func settledFor(inUse uint64) int {
+	return min(settledGC, max(leastGC, int(settledRoom*100/max(inUse, 1))))
+}
 
 // setGC sets the value of GOGC, unless the operator has.
 func setGC(value int) {
@@ -40,6 +47,8 @@ func (p *Proxy) settleMemory() {
 	if p.before != nil {
 		<-p.before.left
 	}
-	setGC(settledGC)
 	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	setGC(settledFor(m.HeapAlloc))
 }
