@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 // sick is a service port whose endpoint 0 resets connections while it is sick.
@@ -68,7 +69,7 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 // TestMendedEndpointComesBack: an endpoint that was sick for up to 20 s has its share again within
 // 30 s after it is mended; any one after as long as it was sick and 10 s more, at most 5 minutes.
 func TestMendedEndpointComesBack(t *testing.T) {
-	for _, wasSick := range []time.Duration{time.Second, 11 * time.Second, 20 * time.Second, 35 * time.Second, 3 * time.Minute, time.Hour} {
+	for _, wasSick := range []time.Duration{time.Second, 11 * time.Second, 20 * time.Second, 35 * time.Second, 3 * time.Minute, time.Duration(race.Fewer(60)) * time.Minute} {
 		s := newSick(t, 4, Ejection{After: 5})
 		s.run(wasSick, Unserved)
 		s.ill = false
