@@ -3,6 +3,11 @@ package main
 // neighbours are mistakes about other programs on the node, and about what operators see.
 var neighbours = []mutation{
 	{
+		name: "changes-drop-foreign-data", what: "connections to addresses that are not ours end when no endpoint is left, with iptables",
+		file: "redirect/iptables/rules.go", old: "\t\tw.rule(\"FOREIGN\", isUnderWay, isTransparent, \"-g %MARK\")\n", new: "",
+		pkg: "redirect/iptables", test: "TestSteering/nft/ipset/non-local_addresses",
+	},
+	{
 		name: "answers-untranslated", what: "where a network plugin masquerades, a tracked connection with the client's address gets no answers",
 		file: "redirect/tproxy/ruleset.go", old: "answersPriority nftables.ChainPriority = -90", new: "answersPriority nftables.ChainPriority = -310",
 		pkg: "redirect/tproxy", test: "TestConnectionsToEndpointsAreKept/keep",
