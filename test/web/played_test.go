@@ -164,6 +164,31 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// TestWidths: no tab is cut, on phones either, and the longest names push no column of a table
+// out of a screen.
+func TestWidths(t *testing.T) {
+	p := newPlayed(t, &played{frames: func(string, string) []*api.Frame {
+		row := api.Rates{Service: playedServices[2], Protocol: "TCP", Endpoint: "10.244.2.1:80", Opened: 1234, Open: 123456, BytesFromClient: 1e9, Failed: 12, FailedAttempts: 12, ConnectP99US: 123456, FirstP99US: 1234567}
+		return []*api.Frame{{Time: time.Now(), Seconds: 1, Total: row, Rows: []api.Rates{row}, Groups: 1}}
+	}})
+	close(p.play)
+	b := open(t, p.url)
+	for _, width := range []int64{1440, 390, 320} {
+		b.size(width, 844)
+		b.await("no tab is cut", `[...document.querySelectorAll("#tabs a")].every((a) => { const r = a.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.right <= innerWidth; })`)
+		for _, view := range []string{"services", "connections"} {
+			if width < 1000 {
+				continue // tables scroll
+			}
+			b.visit("#/" + view)
+			b.await("each column of "+view+" is seen", `(() => {
+				const cells = [...document.querySelectorAll("main th")].filter((c) => c.offsetParent);
+				return cells.length >= 3 && document.querySelectorAll("main tbody tr").length > 0 && cells.every((c) => c.getBoundingClientRect().right <= innerWidth);
+			})()`)
+		}
+	}
+}
+
 // merged has each key once, as a proxy's frame.
 func merged(f *api.Frame) *api.Frame {
 	at := make(map[string]int)

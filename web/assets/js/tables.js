@@ -10,6 +10,8 @@ export function drawName(cell, name) {
   const at = name.indexOf("/");
   if (cell.shown === name) return;
   cell.shown = name;
+  cell.classList.add("named");
+  cell.title = name; // it may be cut
   cell.replaceChildren(at < 0 ? "" : el("span", { class: "dim" }, name.slice(0, at + 1)), name.slice(at + 1));
 }
 
