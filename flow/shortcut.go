@@ -64,7 +64,6 @@ func (s *shortcuts) Check() {
 	if err != nil {
 		what = err.Error()
 	}
-	s.node.check(s.bypass.OnNode())
 	switch until := &s.kernel.Control.ShortcutsUntil; {
 	case what == "":
 		atomic.StoreUint64(until, uint64(sys.Monotonic()+int64(shortcutsLast)))
@@ -81,6 +80,7 @@ func (s *shortcuts) Check() {
 	default:
 		s.log.Info().Msg("kernel flows: packets of open connections skip the node's IP stack")
 	}
+	s.node.check(s.bypass.OnNode()) // reading all rules takes longer: shortcuts have ended before
 }
 
 // Changed implements attach.Follower.

@@ -35,7 +35,8 @@ type others struct {
 
 	generation string          // of nftables, when they were listed
 	chain      string          // of another program
-	onNode     firewall.OnNode // what rules do with the node's own packets
+	rulesOf    string          // the same, when their rules were read
+	onNode     firewall.OnNode // what these do with the node's own packets
 	queues     map[int]bool    // interfaces with a queueing discipline that packets wait in
 }
 
@@ -156,8 +157,8 @@ const (
 	hookIngress                = 5 // of NFPROTO_INET
 )
 
-// nftables looks for base chains of others that packets pass, and at what their rules do. It reads
-// them again only if nftables have changed.
+// nftables looks for a base chain of others that packets pass. It reads the chains again only if
+// nftables have changed.
 func (o *others) nftables() error {
 	if o.nft == nil {
 		return nil
@@ -187,9 +188,6 @@ func (o *others) nftables() error {
 			o.chain = fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
 			break
 		}
-	}
-	if o.onNode, err = firewall.ReadOnNode(o.nft, o.ownTable); err != nil {
-		return err
 	}
 	o.generation = generation
 	return nil
@@ -233,6 +231,12 @@ type Node struct {
 func (o *others) ofNode() (n Node, err error) {
 	if err = o.nftables(); err != nil {
 		return n, err
+	}
+	if o.nft != nil && o.rulesOf != o.generation {
+		if o.onNode, err = firewall.ReadOnNode(o.nft, o.ownTable); err != nil {
+			return n, err
+		}
+		o.rulesOf = o.generation
 	}
 	n = Node{Relayed: o.onNode.Judges, NoFragments: o.onNode.Forwards, Masquerade: o.onNode.Translates != ""}
 	if n.Relayed == "" {
