@@ -3,6 +3,7 @@ package flow
 import (
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -20,6 +21,7 @@ type nodeClients struct {
 	kernel *bpf.Kernel
 	device *device // nil: none could be made
 	log    zerolog.Logger
+	last   time.Duration // for how long new ones are flows after a check
 	told   once.Trouble
 	why    atomic.Pointer[string] // new ones are relayed; nil: they are not
 
@@ -31,7 +33,7 @@ var errNoShortcut = errors.New("--shortcuts is off")
 
 // openNodeClients makes the device. Without it, all of the node's own clients are relayed.
 func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
-	n := &nodeClients{kernel: k, log: o.Logger}
+	n := &nodeClients{kernel: k, log: o.Logger, last: shortcutsLast + o.waits.dead}
 	atomic.StoreUint64(&k.Control.NodeUntil, 0)
 	err := errNoShortcut
 	if o.Shortcuts {
@@ -47,7 +49,7 @@ func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
 	return n
 }
 
-// check lets new connections become flows for the next second, unless there is a reason for the relay.
+// check lets new connections become flows for a second, unless there is a reason for the relay.
 func (n *nodeClients) check(beside bypass.Node, err error) {
 	if n.device == nil {
 		return
@@ -67,7 +69,7 @@ func (n *nodeClients) check(beside bypass.Node, err error) {
 		n.relay(why)
 		return
 	}
-	atomic.StoreUint64(&n.kernel.Control.NodeUntil, uint64(sys.Monotonic()+int64(shortcutsLast)))
+	atomic.StoreUint64(&n.kernel.Control.NodeUntil, uint64(sys.Monotonic()+int64(n.last)))
 	if n.why.Swap(nil) != nil {
 		n.told.Over()
 		n.log.Info().Msg("kernel flows: new connections of the node's own clients are the kernel's")
