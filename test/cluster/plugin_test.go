@@ -250,9 +250,41 @@ func TestPlugin(t *testing.T) {
 			return nil
 		})
 	})
-	play("a stopped proxy, a stopped kubelet, a pod that does not run", func(t *testing.T) {
+	play("page", func(t *testing.T) {
+		cmd := f.pluginCommand("web", "--listen", "18080")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		f.until("the page has a connection of each node", func() error {
+			body, err := f.get("http://127.0.0.1:18080/v1/connections?filter=service%3Ddefault/web")
+			for _, name := range f.names {
+				if err == nil && !strings.Contains(body, fmt.Sprintf(`"proxy_node":%q`, name)) {
+					err = fmt.Errorf("none of %s: %s", name, body)
+				}
+			}
+			return err
+		})
+		if body, err := f.get("http://127.0.0.1:18080/v1/status?proxy_node=node2"); err != nil || !strings.Contains(body, `"node":"node2"`) || !strings.Contains(body, `"nodes":[{"node":"node"},{"node":"node2"},{"node":"node3"}]`) {
+			t.Errorf("%v: %s", err, body)
+		}
 		_ = f.proxies[2].Process.Signal(os.Interrupt)
 		_ = f.proxies[2].Wait()
+		f.until("the page names the node that does not answer, and has the others' connections", func() error {
+			body, err := f.get("http://127.0.0.1:18080/v1/status")
+			if err == nil && !strings.Contains(body, `{"node":"node"},{"node":"node2"},{"node":"node3","trouble":"`) {
+				err = errors.New(body)
+			}
+			if body, _ := f.get("http://127.0.0.1:18080/v1/connections?filter=service%3Ddefault/web"); err == nil && strings.Count(body, `"proxy_node"`) != 2 {
+				err = errors.New(body)
+			}
+			return err
+		})
+		_ = cmd.Process.Signal(os.Interrupt)
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	play("a stopped proxy, a stopped kubelet, a pod that does not run", func(t *testing.T) {
 		f.wantSilent("node3", "no proxy runs in this network namespace", 2)
 		f.nodes[1].SetDown("eth0")
 		f.wantSilent("node2", "", 1)
