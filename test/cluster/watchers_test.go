@@ -67,7 +67,13 @@ func (w *world) restIf(measured bool) {
 // the API server.
 func (w *world) measureTraffic(p contender, size counted) string {
 	w.t.Helper()
-	w.restIf(size.measured) // the controllers watch, too
+	w.until("the controllers watch, too", func() error {
+		if w.watches()["pods"] < 2 { // the API server watches its own
+			return errNotYet
+		}
+		return nil
+	})
+	w.restIf(size.measured)
 	idle, link := w.watches(), new(meter)
 	w.write(kubeconfigName("system:kube-proxy"), kubeconfig("https://"+link.serve(w, w.hosts.Node.Listen), "system:kube-proxy"))
 	cmd := w.startScaled(p)
