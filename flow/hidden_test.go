@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -74,7 +73,7 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 	}
 	for _, r := range n.wait(t, 2*times) {
 		if r.End != conntrack.ClientReset || r.Source != policy.SourceNode || !sources[r.SourceAddr] {
-			t.Error(fmt.Sprintf("%+v", r))
+			t.Errorf("%+v", r)
 		}
 	}
 }

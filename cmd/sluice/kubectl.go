@@ -76,7 +76,8 @@ status is 1 then. Nodes without a pod of Sluice are not asked.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newClusterConnsCommand(), newClusterTapCommand(), newClusterTopCommand(), newClusterSlowCommand(), newClusterFailuresCommand(), newClusterStatusCommand(), newClusterWebCommand())
+	cmd.AddCommand(newClusterConnsCommand(), newClusterTapCommand(), newClusterTopCommand(), newClusterSlowCommand(),
+		newClusterFailuresCommand(), newClusterStatusCommand(), newClusterWebCommand())
 	return cmd
 }
 

@@ -117,7 +117,7 @@ func checksSources(exprs []byte) bool {
 }
 
 // isNumber reports whether an attribute is there, with this number.
-func isNumber(b []byte, want uint32) bool {
+func isNumber(b []byte, want uint32) bool { //nolint:unparam // what 0 means has a name at each call
 	n, is := kernel.Number(b)
 	return is && n == want
 }

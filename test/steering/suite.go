@@ -206,9 +206,13 @@ func At(s string, p service.Protocol) service.Destination {
 	return service.Destination{Addr: a.Addr(), Port: a.Port(), Protocol: p}
 }
 
-// TCP, UDP and SCTP are At for one protocol.
-func TCP(s string) service.Destination  { return At(s, service.TCP) }
-func UDP(s string) service.Destination  { return At(s, service.UDP) }
+// TCP is At for TCP.
+func TCP(s string) service.Destination { return At(s, service.TCP) }
+
+// UDP is At for UDP.
+func UDP(s string) service.Destination { return At(s, service.UDP) }
+
+// SCTP is At for SCTP.
 func SCTP(s string) service.Destination { return At(s, service.SCTP) }
 
 // Same compares dumps, line by line.
