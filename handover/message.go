@@ -55,13 +55,14 @@ type Running struct {
 
 // Hello says who asks, and what it can be given.
 type Hello struct {
-	Version int    `json:"version"` // of its messages
-	Least   int    `json:"least"`   // the oldest version that it understands
-	Program string `json:"program"` // its version, for the log
-	Mode    string `json:"mode"`    // how it steers
-	Proxy   string `json:"proxy"`   // --service-proxy-name: whose Services it serves
-	Relays  bool   `json:"relays"`  // it has no kernel flows
-	Moves   bool   `json:"moves"`   // it takes over open connections
+	Version int    `json:"version"`           // of its messages
+	Least   int    `json:"least"`             // the oldest version that it understands
+	Program string `json:"program"`           // its version, for the log
+	Mode    string `json:"mode"`              // how it steers
+	Numbers string `json:"numbers,omitempty"` // of its steering, which sockets and packets of open connections have; "": unknown
+	Proxy   string `json:"proxy"`             // --service-proxy-name: whose Services it serves
+	Relays  bool   `json:"relays"`            // it has no kernel flows
+	Moves   bool   `json:"moves"`             // it takes over open connections
 }
 
 // Fits returns why the messages of two processes do not fit, or nil.

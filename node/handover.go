@@ -159,6 +159,9 @@ func (p *Proxy) refusal(h *handover.Hello) (other bool, why error) {
 	if mode := p.steer.Traits().Name; h.Mode != mode {
 		return true, errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode)
 	}
+	if own := p.numbers(); h.Numbers != "" && h.Numbers != own {
+		return true, fmt.Errorf("the running sluice steers with %s, the next one with %s", own, h.Numbers)
+	}
 	if p.hasFlows.Load() && h.Relays {
 		return true, errors.New("the running sluice has kernel flows, the next one relays all")
 	}

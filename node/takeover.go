@@ -72,7 +72,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	conn := p.before.conn
 	hello := handover.Hello{
 		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
-		Mode: p.steer.Traits().Name, Proxy: p.config.Store.ServiceProxyName, Moves: true,
+		Mode: p.steer.Traits().Name, Numbers: p.numbers(), Proxy: p.config.Store.ServiceProxyName, Moves: true,
 		Relays: p.config.relaysAll(),
 	}
 	if err := conn.Send(&handover.Message{Step: handover.StepHello, Hello: &hello}); err != nil {
@@ -101,6 +101,16 @@ func (p *Proxy) greet() (again bool, err error) {
 	}
 	p.ports.inherit(sockets)
 	return false, nil
+}
+
+// numbers names those of the steering.
+func (p *Proxy) numbers() string {
+	s, replies, ports := &p.config.Steering, p.steer.Traits().Replies, "off"
+	if replies.Diverted {
+		ports = fmt.Sprintf("%d-%d", replies.FirstPort, replies.LastPort)
+	}
+	r := s.Routes.WithDefaults()
+	return fmt.Sprintf("marks %#x, %#x and %#x, routing tables %d and %d, reply ports %s", r.SteerMark, r.ReplyMark, s.SocketMark, r.SteerTable, r.ReplyTable, ports)
 }
 
 // replace has the running process end, and takes the lock.

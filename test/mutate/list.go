@@ -494,6 +494,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestTakeOverSharesReplyPorts/bind",
 	},
 	{
+		name: "other-numbers", what: "connections hang once a process with other reply ports has taken over",
+		file: "node/handover.go", old: "h.Numbers != own {", new: "h.Numbers == \"\" {",
+		pkg: "test/e2e", test: "TestTakeOverWithOtherNumbers",
+	},
+	{
 		name: "second-gives-up", what: "of two processes that begin at once, one ends with an error",
 		file: "node/takeover.go", old: "isRefused || time.Since(began) > stopPatience", new: "isRefused || time.Since(began) > 0",
 		pkg: "test/e2e", test: "TestTwoTakeOversAtOnce",
