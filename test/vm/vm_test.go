@@ -66,6 +66,7 @@ func build() (err error) {
 		out := slices.Index(p.args, "-o") + 1
 		*p.path = filepath.Join(programs.dir, p.args[out])
 		p.args[out] = *p.path
+		p.args = slices.Insert(p.args, 1, "-ldflags=-s -w") // links in half the time
 		cmd := exec.Command("go", p.args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
