@@ -97,4 +97,64 @@ var views = []mutation{
 		file: "host/kernel/neighbours.go", old: "netlink.NUD_INCOMPLETE|netlink.NUD_FAILED) != 0", new: "netlink.NUD_PERMANENT) != 0",
 		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod",
 	},
+	{
+		name: "tap-loss-miscounted", what: "a slow reader of records is told a wrong number of what it has lost",
+		file: "conntrack/tap.go", old: "p.loseLocked(1)", new: "p.loseLocked(2)",
+		pkg: "conntrack", test: "TestSlowTapLosesItsOwnRecords",
+	},
+	{
+		name: "tap-loss-told-when-nothing-waits", what: "a reader of records that is always too slow is never told of its loss",
+		file: "conntrack/tap.go", old: "p.ahead -= min(n, p.ahead); p.ahead == 0 {", new: "p.ahead -= min(n, p.ahead); p.count == 0 {",
+		pkg: "conntrack", test: "TestAlwaysSlowTapIsToldItsLoss",
+	},
+	{
+		name: "drain-forgets-local-policy", what: "sluice drain does not say that a pod still serves ports whose traffic policy is Local",
+		file: "live/serve/drain.go", old: "drained.Local && (p.InternalLocal || p.ExternalLocal) &&", new: "drained.Local && p.InternalLocal && p.ExternalLocal &&",
+		pkg: "live/serve", test: "TestLastResort",
+	},
+	{
+		name: "walks-never-rest", what: "clients that list all connections again and again take the event loops' time",
+		file: "conntrack/list.go", old: "restShare = 4", new: "restShare = 0",
+		pkg: "conntrack", test: "TestWalksRest",
+	},
+	{
+		name: "proxy-of-another-namespace", what: "a command asks the only proxy of the machine, which serves another network namespace",
+		file: "live/client/find.go", old: "c.Version.Namespace != namespace:", new: "c.Version.Namespace == 0:",
+		pkg: "live/client", test: "TestFindHere",
+	},
+	{
+		name: "admin-clients-unbounded", what: "clients of the admin socket take as many descriptors as they like",
+		file: "live/socket/socket.go", old: "maxConnections = 64", new: "maxConnections = 6400",
+		pkg: "test/e2e", test: "TestHostileClientsOfTheSocket",
+	},
+	{
+		name: "others-may-act", what: "every user who reaches the admin socket may end connections",
+		file: "live/socket/socket.go", old: "err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())", new: "err == nil && peer != nil",
+		pkg: "live/socket", test: "TestOthers",
+	},
+	{
+		name: "read-only-may-act", what: "readers of the forwarded page are told that they may end connections",
+		file: "live/serve/serve.go", old: `r.Header.Get(api.ReadOnly) == "" && `, new: ``,
+		pkg: "live/serve", test: "TestReadOnly",
+	},
+	{
+		name: "host-check-off", what: "the page answers to any name, so that any site may be its own origin",
+		file: "web/hosts.go", old: "\tif err != nil {\n\t\treturn false\n\t}", new: "\tif err != nil {\n\t\treturn true\n\t}",
+		pkg: "web", test: "TestHosts",
+	},
+	{
+		name: "page-acts", what: "the page passes actions on to the admin socket",
+		file: "web/web.go", old: "r.Method != http.MethodGet && r.Method != http.MethodHead", new: "r.Method == http.MethodTrace",
+		pkg: "web", test: "TestReadsOnly",
+	},
+	{
+		name: "page-for-other-sites", what: "pages of other sites may open streams of the page's API",
+		file: "web/web.go", old: "case \"\", \"same-origin\", \"none\":", new: "case \"\", \"same-origin\", \"none\", \"same-site\", \"cross-site\":",
+		pkg: "web", test: "TestReadsOnly",
+	},
+	{
+		name: "inline-scripts", what: "the page's policy allows scripts in its markup",
+		file: "web/web.go", old: "script-src 'self';", new: "script-src 'self' 'unsafe-inline';",
+		pkg: "web", test: "TestPolicy",
+	},
 }
