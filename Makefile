@@ -92,8 +92,8 @@ bench-flows: deps ## Open 250,000 connections at once that the kernel forwards (
 	$(REQUIRE_ROOT) SLUICE_TEST_FLOWS=$(FLOWS) go test -count=1 -timeout 20m -v -run 'TestManyOpenFlows' ./test/e2e
 
 .PHONY: bench-takeover
-bench-takeover: deps ## Have processes take over 9,000 relayed connections, and print in what time and how long each paused
-	$(REQUIRE_ROOT) SLUICE_TEST_MOVED=9000 go test -count=1 -v -run 'TestTakeOverPausesConnections' ./test/e2e
+bench-takeover: deps ## Have processes take over 9,000 relayed connections, with a full past, and print in what time and how long each paused (1 minute)
+	$(REQUIRE_ROOT) SLUICE_TEST_MOVED=9000 SLUICE_TEST_PAST=140000 go test -count=1 -v -run 'TestTakeOverPausesConnections' ./test/e2e
 
 .PHONY: bench-start
 bench-start: deps ## Measure what kernel flows cost at a start: the first, after the same build, after another; BUSY=4: beside so many busy processes

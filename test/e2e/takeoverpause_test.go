@@ -6,6 +6,8 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,13 +19,16 @@ var movedIn = regexp.MustCompile(`"connections":(\d+),"took":"([^"]*)","pause_p5
 
 // TestTakeOverPausesConnections has several processes in a row take over many relayed connections, and
 // logs what each says of it: in what time they came, and how long each was with no process. All
-// answer afterwards. SLUICE_TEST_MOVED is how many; `make bench-takeover` moves 9,000.
+// answer afterwards. SLUICE_TEST_MOVED is how many, and SLUICE_TEST_PAST how many have ended before;
+// `make bench-takeover` moves 9,000, with as many records as --past keeps.
 func TestTakeOverPausesConnections(t *testing.T) {
-	connections := 200
-	if text := os.Getenv("SLUICE_TEST_MOVED"); text != "" {
-		var err error
-		if connections, err = strconv.Atoi(text); err != nil {
-			t.Fatal(err)
+	connections, ended := 200, 200
+	for name, n := range map[string]*int{"SLUICE_TEST_MOVED": &connections, "SLUICE_TEST_PAST": &ended} {
+		if text := os.Getenv(name); text != "" {
+			var err error
+			if *n, err = strconv.Atoi(text); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	const room = "9700" // 9,000 and new ones beside them, with 20,000 descriptors
@@ -37,7 +42,22 @@ func TestTakeOverPausesConnections(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.relayed = "the test moves what the relay carries"
 	p.start(flags...)
-	open := hold(t, lab.Client, addresses(80, vip4)[0], connections)
+	address := addresses(80, vip4)[0]
+	var left atomic.Int64
+	left.Store(int64(ended))
+	var before sync.WaitGroup
+	for range 16 {
+		before.Go(func() {
+			for left.Add(-1) >= 0 {
+				if _, err := lab.Client.Ask("tcp", address); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	before.Wait()
+	open := hold(t, lab.Client, address, connections)
 	for range 5 {
 		before := p
 		next := *before
