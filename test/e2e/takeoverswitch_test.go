@@ -23,7 +23,7 @@ func TestTakeOverWithOtherNumbers(t *testing.T) {
 			next.start("--datapath", "relay", "--reply-ports", "61000-61031", flags[0], flags[1], "--take-over")
 			p.waitExit()
 			if code := p.cmd.ProcessState.ExitCode(); code != 0 || !next.stderr.Contains("the running sluice steers with marks") {
-				t.Errorf("%v: %s", p.cmd.ProcessState, next.stderr)
+				t.Fatalf("%v: %s", p.cmd.ProcessState, next.stderr)
 			}
 			for _, c := range held {
 				if err := ended(c); !isReset(err) {

@@ -45,7 +45,7 @@ var flows = []mutation{
 	{
 		name: "flow-pods-as-outside", what: "the table sends a pod to the endpoints of clients from outside",
 		file: "flow/bpf/table.h", old: "pod ? s->pods_list : s->list", new: "s->list",
-		pkg: "flow/bpf", test: "TestModelOfPackets",
+		pkg: "flow", test: "TestPodsPassPolicyLocal",
 	},
 	{
 		name: "flow-hidden-asked", what: "the process is asked about clients that are hidden",
@@ -55,7 +55,7 @@ var flows = []mutation{
 	{
 		name: "flow-hidden-left", what: "a closed connection of a hidden client keeps its port of the node",
 		file: "flow/bpf/table.h", old: "	if (f->options & OPTION_MASQUERADE) {\n		set_tuple(&t, f, UNMASQUERADE);", new: "	if (0) {\n		set_tuple(&t, f, UNMASQUERADE);",
-		pkg: "flow/bpf", test: "TestModelOfPackets",
+		pkg: "flow", test: "TestHiddenClientsAreTheTables",
 	},
 	{
 		name: "flow-ranges-ignored", what: "the table serves clients that source ranges do not admit",

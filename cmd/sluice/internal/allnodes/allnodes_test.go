@@ -211,7 +211,7 @@ func TestOneNode(t *testing.T) {
 	<-f.proxies[1].asked // its version
 	status := &api.Status{}
 	if f.get(api.PathStatus+"?proxy_node=b", status); status.Node != "b" || status.Connections != 5 || len(status.Nodes) != 3 {
-		t.Errorf("%+v", status)
+		t.Fatalf("%+v", status)
 	}
 	<-f.proxies[1].asked
 	f.get(api.PathExplain+"?proxy_node=b&from=10.0.0.1", nil)
