@@ -163,8 +163,6 @@ static __always_inline int enter(const struct packet *p, const struct flow *f, _
 	return -1;
 }
 
-#define HIDE_TRIES 8
-
 // find_node finds the address by which the kernel would hide a client from an endpoint: Linux 6.7 tells.
 // It returns -1 if userspace has to.
 GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct place *e, struct address *node)
@@ -283,7 +281,8 @@ static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struc
 }
 
 // decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
-// 0 if userspace has to be asked. If the flow's client is hidden, its tuples are still to be entered (hide). before is the flow that had the packet's tuple, or 0.
+// 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0. The
+// tuples of a flow whose client is hidden are still to be entered (hide).
 static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before)
 {
 	struct control *c = control();
