@@ -69,7 +69,7 @@ func TestDataPathOfConnections(t *testing.T) {
 	if said := status(); strings.Contains(said, told) {
 		t.Errorf("the status is:\n%s", said)
 	}
-	lab.Node.NFT(t, "add table inet other\nadd chain inet other c { type filter hook output priority 0; }")
+	lab.Node.NFT(t, "add table inet other\nadd chain inet other c { type filter hook output priority 0; }\nadd rule inet other c tcp dport 9 drop")
 	wait.True(t, "the node's own clients are relayed", func() bool {
 		return strings.Contains(status(), told+": the chain c of nftables' table other")
 	})
