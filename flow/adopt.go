@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"math"
@@ -150,6 +151,7 @@ func (w *worker) reclaim() {
 // adopt takes over the flows of a protocol, by its first configuration.
 func (w *worker) adopt(path *Path, st *state) {
 	path.ready = true
+	defer w.replay()
 	if w.left == 0 && w.kernel.Control.Taken == w.tried {
 		return // nobody has taken an index for a flow
 	}
@@ -183,6 +185,38 @@ func (s *Server) adoptUnserved() {
 		}
 		p.purge()
 		p.onLoop(func() { s.worker.adopt(p, p.state.Load()) })
+	}
+}
+
+// early is an event of a flow that is not adopted yet.
+type early struct {
+	event bpf.KernelEvent
+	data  []byte
+}
+
+// mostEarly bounds them: Services may never come.
+const mostEarly = 4096
+
+// keepEarly keeps an event whose flow is still to be adopted. The table decides all the time, and
+// without the first packet, such a flow could go to no other endpoint.
+func (w *worker) keepEarly(e *bpf.KernelEvent, data []byte) bool {
+	if w.flows[e.Flow] != nil || e.Kind == bpf.KernelEventKindEVENT_UNUSED || e.Kind == bpf.KernelEventKindEVENT_CHALLENGE || len(w.early) == mostEarly {
+		return false
+	}
+	path := w.server.paths[bpf.ProtocolOf(w.kernel.Flows[e.Flow].Protocol)]
+	if path == nil || path.ready {
+		return false
+	}
+	w.early = append(w.early, early{*e, bytes.Clone(data)})
+	return true
+}
+
+// replay handles the events of flows that are adopted now, and keeps the others.
+func (w *worker) replay() {
+	events := w.early
+	w.early = nil
+	for i := range events {
+		w.handle(&events[i].event, events[i].data)
 	}
 }
 

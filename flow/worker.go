@@ -88,6 +88,7 @@ type worker struct {
 	untold     uint64              // control's, when it was read
 	missing    []uint32            // indices that nobody has
 	began      int64               // when the worker did
+	early      []early             // events of flows that are not adopted yet
 	left       int                 // flows of an earlier process that are not adopted yet
 	tried      uint64              // indices that a trial has taken
 	told       int64               // when refusals were told last
@@ -248,6 +249,9 @@ func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 		return
 	}
 	if int(e.Flow) >= len(w.flows) {
+		return
+	}
+	if w.keepEarly(e, data) {
 		return
 	}
 	if e.Kind == bpf.KernelEventKindEVENT_LATE {

@@ -8,6 +8,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 	{
+		name: "flow-early-lost", what: "connections that begin while a process adopts flows go to no other endpoint",
+		file: "flow/adopt.go", old: "w.handle(&events[i].event, events[i].data)", new: "_ = events[i]",
+		pkg: "flow", test: "TestConnectionsBeforeAdoptionAreRetried",
+	},
+	{
 		name: "flow-adopts-its-own", what: "a process takes connections of its own for those of the one before, and two connections get one index",
 		file: "flow/path.go", old: "			p.state.Store(next)\n			p.server.worker.adopt(p, next)\n		})\n	}\n", new: "			p.state.Store(next)\n		})\n		defer p.onLoop(func() { p.server.worker.adopt(p, next) })\n	}\n",
 		pkg: "flow", test: "TestFirstPolicyFindsFlowsAdopted",
