@@ -26,6 +26,7 @@ type modelTable struct {
 type modelPin struct {
 	endpoint netip.AddrPort
 	expired  bool
+	used     uint64
 }
 
 // remembered returns the endpoint that session affinity gives a client, or false.
@@ -38,6 +39,7 @@ func (m *model) remembered(t *modelTable, endpoints []netip.AddrPort, client net
 	}
 	k := KernelTuple{Src: AddressOf(client)}
 	copy(k.Dst.Word[:], t.group.Half[:])
+	k.Dst.Word[2] = uint32(t.pins[client].used)
 	return endpoints[m.hash(&k)>>32*uint64(len(endpoints))>>32], true
 }
 
@@ -198,7 +200,7 @@ func (g *generator) tables(spare int) {
 			for range g.IntN(4) {
 				client := pick(g, f.client.Addr(), g.addr(f.vip.Addr().Is6()), m.flows[1+g.IntN(len(m.flows)-1)].client.Addr())
 				if client.IsValid() {
-					t.pins[client] = modelPin{pick(g, t.endpoints[0], t.endpoints[g.IntN(len(t.endpoints))], f.endpoint), g.one(4)}
+					t.pins[client] = modelPin{endpoint: pick(g, t.endpoints[0], t.endpoints[g.IntN(len(t.endpoints))], f.endpoint), expired: g.one(4)}
 				}
 			}
 		}
@@ -280,6 +282,8 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelSe
 			if pin.expired {
 				v.Used -= uint64(time.Hour)
 			}
+			pin.used = v.Used
+			t.pins[client] = pin
 			check(x.Maps.Clients.Put(k, v))
 			x.clients = append(x.clients, k)
 		}

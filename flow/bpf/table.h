@@ -72,7 +72,8 @@ static __always_inline int same_link(const struct origin *client, const struct a
 }
 
 // remembered returns the number of the endpoint that session affinity gives a client, or -1: userspace has
-// to choose one. A client that is not remembered gets the same endpoint each time, until it is.
+// to choose one. A client that is not remembered gets the same endpoint each time, until it is, and
+// perhaps another one each time that it was forgotten.
 GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list, __u32 count)
 {
 	struct control *c = control();
@@ -92,6 +93,8 @@ GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list
 	if ((s->options & ASK_NEW) && is_alive(c, now))
 		return -1;
 	struct tuple t = {.src = p->tuple.src, .dst = {.word = {s->group.half[0], s->group.half[1]}}};
+	if (pin)
+		t.dst.word[2] = pin->used;
 	return (hash_of(&t) >> 32) * count >> 32;
 }
 

@@ -8,6 +8,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 	{
+		name: "flow-affinity-never-moves", what: "a client gets the same endpoint each time that it was forgotten",
+		file: "flow/bpf/table.h", old: "t.dst.word[2] = pin->used;", new: "t.dst.word[2] = 0;",
+		pkg: "flow", test: "TestAffinityEnds",
+	},
+	{
 		name: "flow-early-lost", what: "connections that begin while a process adopts flows go to no other endpoint",
 		file: "flow/adopt.go", old: "w.handle(&events[i].event, events[i].data)", new: "_ = events[i]",
 		pkg: "flow", test: "TestConnectionsBeforeAdoptionAreRetried",
@@ -80,12 +85,12 @@ var flows = []mutation{
 	{
 		name: "flow-affinity-unrenewed", what: "connections that the table decides about do not renew session affinity",
 		file: "flow/bpf/table.h", old: "pin->used = now;", new: "",
-		pkg: "flow", test: "TestAffinityEnds",
+		pkg: "flow", test: "TestAffinityWhileNobodyRuns",
 	},
 	{
 		name: "flow-affinity-forever", what: "the table never forgets a client of session affinity",
 		file: "flow/bpf/table.h", old: "if (pin && (__s64)(now - pin->used) < (__s64)s->window)", new: "if (pin)",
-		pkg: "flow/bpf", test: "TestModelOfPackets",
+		pkg: "flow", test: "TestAffinityEnds",
 	},
 	{
 		name: "flow-affinity-random", what: "a client of session affinity that is not remembered yet gets any endpoint",
