@@ -49,7 +49,7 @@ func TestTakeOverPausesConnections(t *testing.T) {
 	for range 16 {
 		before.Go(func() {
 			for left.Add(-1) >= 0 {
-				if _, err := lab.Client.Ask("tcp", address); err != nil {
+				if err := askAndReset(lab.Client, address); err != nil {
 					t.Error(err)
 					return
 				}
@@ -79,4 +79,18 @@ func TestTakeOverPausesConnections(t *testing.T) {
 	alive(t, open)
 	t.Logf("all have answered within %v", time.Since(began))
 	p.stop()
+}
+
+// askAndReset asks a server on a connection of its own and resets it, so that no TIME_WAIT keeps the port.
+func askAndReset(from *netns.Host, address string) error {
+	c, err := from.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+		return err
+	}
+	_, err = netns.AskOn(c)
+	return err
 }
