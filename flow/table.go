@@ -58,9 +58,11 @@ func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.Kern
 	if err != nil {
 		return err
 	}
-	pods, podsTurn, err := p.listOf(s, st, u.ForPods, lists)
-	if err != nil {
-		return err
+	pods, podsTurn := first, turn
+	if !sameSlice(u.Candidates, u.ForPods) {
+		if pods, podsTurn, err = p.listOf(s, st, u.ForPods, lists); err != nil {
+			return err
+		}
 	}
 	served.List, served.Count = first.number, first.count
 	served.PodsList, served.PodsCount = pods.number, pods.count
@@ -77,6 +79,11 @@ func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.Kern
 		served.Group, served.Window = p.server.groupOf(s.name), uint64(window)
 	}
 	return nil
+}
+
+// sameSlice reports whether two lists of candidates are one, as in all but policy Local.
+func sameSlice(a, b []service.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // listOf finds or makes the list of some candidates among lists. It returns the turn of the first

@@ -58,6 +58,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPodsPassPolicyLocal",
 	},
 	{
+		name: "flow-pods-list-shared", what: "pods get the list of other clients also where policy Local makes that shorter",
+		file: "flow/table.go", old: "!sameSlice(u.Candidates, u.ForPods)", new: "false",
+		pkg: "flow", test: "TestPodsPassPolicyLocal",
+	},
+	{
 		name: "flow-hidden-asked", what: "the process is asked about clients that are hidden",
 		file: "flow/bpf/table.h", old: "hidden && (!c->hides || ", new: "hidden && (1 || ",
 		pkg: "flow", test: "TestHiddenClientsAreTheTables",
