@@ -169,6 +169,10 @@ func (w *worker) adopt(path *Path, st *state) {
 		} else {
 			w.discover(uint32(i))
 		}
+		// Nobody has asked meanwhile, or the answer has not come.
+		if f := w.flows[i]; f != nil && f.seen()&(bpf.KernelSeenCLIENT_RST_DOUBTED|bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0 {
+			f.challenge()
+		}
 	}
 	w.giveFreed()
 	if n > 0 {

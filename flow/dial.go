@@ -344,9 +344,9 @@ func (f *flow) collision() {
 // and begins another one if the Service does not have the endpoint any more. BPF tells of a flow's
 // next one once challengeInterval has passed.
 //
-// It also handles an RST behind a gap. Its receiver may have believed it, as it follows the last block
-// of segments that the receiver has. So the side that has sent it is sent an ACK: if it has no
-// connection any more, it answers by an RST with the number that the other side waits for.
+// It also handles an RST that BPF does not believe, and its receiver may have believed: others of its
+// segments may have come there. So the side that has sent it is sent an ACK: if it has no connection
+// any more, it answers by an RST with the number that the other side waits for.
 func (f *flow) challenge() {
 	w, k := f.worker, f.shared()
 	switch {
@@ -358,9 +358,10 @@ func (f *flow) challenge() {
 			f.drop()
 			return
 		}
-	case atomic.AndUint32((*uint32)(&k.Seen), ^uint32(bpf.KernelSeenENDPOINT_RST_AHEAD))&uint32(bpf.KernelSeenENDPOINT_RST_AHEAD) != 0:
+	case atomic.AndUint32((*uint32)(&k.Seen), ^uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED))&uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0:
 		w.injector.reset(reset{from: bpf.PortOf(k.Client, k.MiddlePort), to: bpf.PortOf(k.Endpoint, k.EndpointPort), sequence: k.Way[1].Acked - 1, ack: k.Way[0].Acked, flags: flagACK})
 	default:
+		atomic.AndUint32((*uint32)(&k.Seen), ^uint32(bpf.KernelSeenCLIENT_RST_DOUBTED))
 		for k.Challenge == 0 {
 			atomic.StoreUint32(&k.Challenge, k.Way[1].Acked-1-rand.Uint32N(1<<30))
 		}

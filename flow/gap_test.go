@@ -1,9 +1,12 @@
 package flow
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -78,5 +81,58 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A client's RST may come by before the data in front of it, which another CPU handles, and come to the
+// endpoint behind that: the connection ends for BPF too, also if no process was there to ask the client.
+func TestResetBeforeItsDataIsSeen(t *testing.T) {
+	t.Parallel()
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 2)
+			accepted, done := make(chan *net.TCPConn, 1), make(chan struct{})
+			lab.Backends[0].ServeTCP(t, ":8080", func(c *net.TCPConn) {
+				accepted <- c
+				<-done
+			})
+			defer close(done)
+			root := netns.MountBPF(t)
+			n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", away })
+			n.serve(0)
+			conn, err := lab.Client.Dial("tcp", vip4+":80")
+			must.OK(t, err)
+			to := <-accepted
+			_ = to.SetDeadline(time.Now().Add(patience))
+			wait.True(t, "the flow is open", n.hasOpenFlow)
+			k, client := n.openFlow(), netip.MustParseAddrPort(conn.LocalAddr().String())
+			sequence, ack := k.Way[0].End, k.Way[1].End
+
+			// The node sees none of the bytes; the endpoint gets each from somebody else.
+			const empty, data = 66, "xxx"
+			lab.Client.Lose(t, "eth0", empty, 1)
+			must.OK(t, must.Err(io.WriteString(conn, data)))
+			for i := range uint32(len(data)) {
+				sendSegment(t, lab.Backends[1], client, at(lab.Backends[0].IPv4, 8080), sequence+i, ack, flagACK)
+			}
+			must.OK(t, must.Err(io.ReadFull(to, make([]byte, len(data)))))
+			if away {
+				n.leave()
+			}
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
+			if _, err := to.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Fatal(err)
+			}
+			if away {
+				n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
+				n.serve(0)
+			}
+			wait.True(t, "the record", func() bool { return len(n.taken()) == 1 })
+			if r := n.taken()[0]; r.End != conntrack.ClientReset {
+				t.Errorf("%+v", r)
+			}
+		})
 	}
 }

@@ -264,23 +264,24 @@ const (
 type KernelSeen uint32
 
 const (
-	KernelSeenCLIENT_FIN         KernelSeen = 1
-	KernelSeenENDPOINT_FIN       KernelSeen = 2
-	KernelSeenCLIENT_FIN_ACKED   KernelSeen = 4
-	KernelSeenENDPOINT_FIN_ACKED KernelSeen = 8
-	KernelSeenCLIENT_RST         KernelSeen = 16
-	KernelSeenENDPOINT_RST       KernelSeen = 32
-	KernelSeenCLOSING_TOLD       KernelSeen = 64
-	KernelSeenCONFIRMED          KernelSeen = 128
-	KernelSeenCOLLIDED           KernelSeen = 256
-	KernelSeenRECORDED           KernelSeen = 512
-	KernelSeenKNOWN              KernelSeen = 1024
-	KernelSeenPASSED             KernelSeen = 2048
-	KernelSeenCLIENT_AHEAD       KernelSeen = 4096
-	KernelSeenENDPOINT_AHEAD     KernelSeen = 8192
-	KernelSeenCLIENT_LEAVING     KernelSeen = 32768
-	KernelSeenCHALLENGED         KernelSeen = 16384
-	KernelSeenENDPOINT_RST_AHEAD KernelSeen = 65536
+	KernelSeenCLIENT_FIN           KernelSeen = 1
+	KernelSeenENDPOINT_FIN         KernelSeen = 2
+	KernelSeenCLIENT_FIN_ACKED     KernelSeen = 4
+	KernelSeenENDPOINT_FIN_ACKED   KernelSeen = 8
+	KernelSeenCLIENT_RST           KernelSeen = 16
+	KernelSeenENDPOINT_RST         KernelSeen = 32
+	KernelSeenCLOSING_TOLD         KernelSeen = 64
+	KernelSeenCONFIRMED            KernelSeen = 128
+	KernelSeenCOLLIDED             KernelSeen = 256
+	KernelSeenRECORDED             KernelSeen = 512
+	KernelSeenKNOWN                KernelSeen = 1024
+	KernelSeenPASSED               KernelSeen = 2048
+	KernelSeenCLIENT_AHEAD         KernelSeen = 4096
+	KernelSeenENDPOINT_AHEAD       KernelSeen = 8192
+	KernelSeenCLIENT_LEAVING       KernelSeen = 32768
+	KernelSeenCHALLENGED           KernelSeen = 16384
+	KernelSeenENDPOINT_RST_DOUBTED KernelSeen = 65536
+	KernelSeenCLIENT_RST_DOUBTED   KernelSeen = 131072
 )
 
 type KernelServed struct {

@@ -74,7 +74,8 @@ enum seen {
 	ENDPOINT_AHEAD = 8192,
 	CLIENT_LEAVING = 32768, // the client's end has come to the node, perhaps no further
 	CHALLENGED = 16384, // userspace asks the client whether the connection goes on, or has just asked
-	ENDPOINT_RST_AHEAD = 65536, // an RST has come that follows the segments behind a gap
+	ENDPOINT_RST_DOUBTED = 65536, // an RST has come in the window, and perhaps the receiver believes it
+	CLIENT_RST_DOUBTED = 131072,
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).

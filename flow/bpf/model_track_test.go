@@ -219,11 +219,9 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 	if p.has(flagRST) {
 		if f.isBelieved(p, from) {
 			m.reset(f, index, rst)
-		} else if behind := p.sequence - f.ahead[from]; f.seen&aheadMark(from) != 0 && behind <= 1 {
+		} else if inWindow := p.sequence - f.acked[other]; f.state == KernelStateOPEN && inWindow < 1<<30 {
 			// The receiver may believe it, and says nothing more.
-			if from == fromEndpoint {
-				f.seen |= KernelSeenENDPOINT_RST_AHEAD
-			}
+			f.seen |= [2]KernelSeen{KernelSeenCLIENT_RST_DOUBTED, KernelSeenENDPOINT_RST_DOUBTED}[from]
 			if m.alive && !f.direct {
 				m.challenge(f, index)
 			}

@@ -121,7 +121,7 @@ static __always_inline void confirm(struct flow *f)
 }
 
 // challenge tells userspace of another SYN, or INIT, with the tuple of an open connection, or of
-// an RST behind a gap. It returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
+// an RST that its receiver may believe. It returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
 // its first packets (ask): beyond that, the client sends it again.
 GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
@@ -154,10 +154,10 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		if (is_believed(f, p, from)) {
 			mark_end(f, rst);
 			close_flow(skb, f, index);
-		} else if ((f->seen & (from ? ENDPOINT_AHEAD : CLIENT_AHEAD)) && p->sequence - f->ahead[from] <= 1) {
-			// A receiver that has the segments before it believes it, and says nothing more.
-			if (from)
-				mark(f, ENDPOINT_RST_AHEAD);
+		} else if (f->state == OPEN && p->sequence - f->way[!from].acked < LARGEST_WINDOW) {
+			// Its receiver may have got other segments before it than have come by here, if it is behind a
+			// gap, or another CPU handles those: then it believes the RST, and says nothing more.
+			mark(f, from ? ENDPOINT_RST_DOUBTED : CLIENT_RST_DOUBTED);
 			challenge(skb, f, index);
 		}
 		return;

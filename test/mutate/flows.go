@@ -485,12 +485,23 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-reset-behind-a-gap", what: "nobody asks what has become of a connection that was reset behind a gap",
-		file: "flow/bpf/track.h", old: "				mark(f, ENDPOINT_RST_AHEAD);\n			challenge(skb, f, index);", new: "				mark(f, ENDPOINT_RST_AHEAD);",
+		file: "flow/bpf/track.h", old: "CLIENT_RST_DOUBTED);\n			challenge(skb, f, index);", new: "CLIENT_RST_DOUBTED);",
 		pkg: "flow", test: "TestEndBehindAGapIsSeen",
 	},
 	{
+		name: "flow-reset-first", what: "nobody asks about an RST that comes by before the data in front of it",
+		file: "flow/bpf/track.h", old: "f->state == OPEN && p->sequence - f->way[!from].acked < LARGEST_WINDOW",
+		new: "(f->seen & (from ? ENDPOINT_AHEAD : CLIENT_AHEAD)) && p->sequence - f->ahead[from] <= 1",
+		pkg: "flow", test: "TestResetBeforeItsDataIsSeen",
+	},
+	{
+		name: "flow-reset-while-nobody-asks", what: "nobody asks about an RST that has come during a take-over",
+		file: "flow/adopt.go", old: "f != nil && f.seen()&(bpf.KernelSeenCLIENT_RST_DOUBTED|", new: "f != nil && f.seen()&(bpf.KernelSeenRECORDED & 0|",
+		pkg: "flow", test: "TestResetBeforeItsDataIsSeen",
+	},
+	{
 		name: "flow-reset-asks-the-client", what: "after an endpoint's RST behind a gap, the client is asked",
-		file: "flow/dial.go", old: "uint32(bpf.KernelSeenENDPOINT_RST_AHEAD) != 0:", new: "uint32(bpf.KernelSeenENDPOINT_RST_AHEAD) > 1<<31:",
+		file: "flow/dial.go", old: "uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0:", new: "uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED) > 1<<31:",
 		pkg: "flow", test: "TestEndBehindAGapIsSeen",
 	},
 	{
