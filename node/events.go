@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/sluice-proxy/sluice/admin"
@@ -14,19 +13,6 @@ import (
 
 // What follows becomes events of the API (A.9), beside lines in the log; without
 // a cluster it goes nowhere.
-
-// sendProblem tells whoever looks after a Service what is wrong with it.
-func (p *Proxy) sendProblem(problem service.Problem) {
-	name, ok := strings.CutPrefix(problem.Object, service.KindService.String()+" ")
-	if !ok {
-		return
-	}
-	namespace, name, _ := strings.Cut(name, "/")
-	p.events.Send(kubernetes.Event{
-		Service: service.Name{Namespace: namespace, Name: name}, Warning: true,
-		Reason: "ServiceNotServedInFull", Action: "Intake", Note: problem.Text,
-	})
-}
 
 // sendPort tells that a port of a Service is not served here.
 func (p *Proxy) sendPort(svc service.Name, text string) {

@@ -5,7 +5,6 @@ import (
 	"os"
 
 	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/explain"
@@ -94,18 +93,4 @@ func (p *Proxy) openAdminSocket(h http.Handler) (err error) {
 		p.log.Debug().Err(why).Str("socket", p.admin.Name()).Msg("the admin socket has an abstract name")
 	}
 	return nil
-}
-
-// onLoops posts to the loop of each shard of the table of connections.
-func (p *Proxy) onLoops() conntrack.Post { return conntrack.OnLoops(p.allLoops()) }
-
-// allLoops returns the loop of each shard.
-func (p *Proxy) allLoops() (loops []*poll.Loop) {
-	for _, l := range p.loops {
-		loops = append(loops, l.Poll)
-	}
-	if p.flows != nil {
-		loops = append(loops, p.flows.loop)
-	}
-	return loops
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -18,18 +17,6 @@ import (
 
 // maxProblems bounds the problems that a status lists.
 const maxProblems = 100
-
-// onRun runs f on run's goroutine, which owns the configuration, and waits for it.
-func (p *Proxy) onRun(ctx context.Context, f func()) error {
-	done := make(chan struct{})
-	select {
-	case p.requests <- func() { defer close(done); f() }:
-		<-done
-		return nil
-	case <-ctx.Done():
-		return errors.New("the proxy starts or stops")
-	}
-}
 
 // drain puts a set of drained endpoints in force.
 func (p *Proxy) drain(ctx context.Context, set policy.Drained) error {

@@ -88,7 +88,7 @@ var promises = []mutation{
 	},
 	{
 		name: "next-chooses-again", what: "a process that takes over steers otherwise than the running one, whose connections are cut",
-		file: "node/proxy.go", old: "modes.Running = running.Mode;", new: "modes.Running = \"\";",
+		file: "node/open.go", old: "modes.Running = running.Mode;", new: "modes.Running = \"\";",
 		pkg: "test/e2e", test: "TestNextSteersAsTheRunningOne/tproxy-nftables",
 	},
 	{

@@ -19,7 +19,7 @@ var views = []mutation{
 	},
 	{
 		name: "past-of-the-last", what: "sluice log has no record of a connection that a take-over cuts at last",
-		file: "node/loop.go", old: "p.tellPorts(p.successor), p.tellPast()", new: "p.tellPorts(p.successor), error(nil)",
+		file: "node/close.go", old: "p.tellPorts(p.successor), p.tellPast()", new: "p.tellPorts(p.successor), error(nil)",
 		pkg: "test/e2e", test: "TestTakeOverTimeout",
 	},
 	{
