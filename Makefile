@@ -16,7 +16,7 @@ FUZZRELAY ?= 1m
 BENCHTIME ?= 1x
 TESTFLAGS ?=
 # All builds use the flags of bin/sluice, so that they share the build cache. Only
-# the race detector and fuzzing, which compile everything again anyway, use these:
+# the race detector, which compiles everything again anyway, uses these:
 INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
@@ -211,14 +211,7 @@ $(DEADCODE):
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s)
-# Minimizing an input is bounded: it takes up to a minute otherwise. If the time ends while
-# the fuzzer minimizes or stops, it fails with "context deadline exceeded" and names no input
-# (golang/go#75804): such a run is repeated, twice at most.
-	@grep -rnE --include='*_test.go' '^func Fuzz' . | sed -E 's|^\./(.*)/[^/]*_test.go:[0-9]+:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort | \
-	xargs -P "$$(nproc)" -L 1 bash -c 'for try in 1 2 3; do status=0; \
-	  said=$$($(INSTRUMENTED) go test -run "^$$" -fuzz "^$$1\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x -parallel 1 "./$$0" 2>&1) || status=1; \
-	  case "$$try $$said" in 3*|*"Failing input"*) break;; *"context deadline exceeded"*) echo "== $$0 $$1: golang/go#75804, again";; *) break;; esac; done; \
-	  printf "== %s %s\n%s\n" "$$0" "$$1" "$$said"; exit $$status'
+	@test/fuzz.sh $(FUZZTIME)
 
 .PHONY: mutate
 mutate: deps ## Put mistakes into the product, one by one: for each a certain test has to fail; MUTATE=name for some
