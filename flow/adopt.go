@@ -21,8 +21,8 @@ import (
 // adopts the flows of each protocol (adopt): connections that are open get their timers and
 // leave their record at the end; handshakes end, and the client's next SYN begins anew.
 
-// survey finds the free indices, and takes out tuples that nobody would take out. BPF's table
-// may decide about flows all the time.
+// survey finds the free indices, and removes leftover tuples that no later code would remove.
+// BPF's table may decide about new flows meanwhile.
 func (w *worker) survey() error {
 	w.read(w.upcalls, math.MaxInt, func(*bpf.KernelEvent, []byte) {}) // void: nobody has answered
 	for i := range w.kernel.Loads {
@@ -43,15 +43,16 @@ func (w *worker) survey() error {
 	if err := w.forgetRelayed(); err != nil {
 		return err
 	}
-	// Endpoints that were given up, and flows that ended just before the process did.
+	// Endpoints that were abandoned, and flows that ended just before the process did.
 	w.kernel.Index.Prune(func(r bpf.Reference) bool {
 		return r.Role() == bpf.KernelRoleSTALE || int(r.Flow()) >= len(w.flows) || w.kernel.Flows[r.Flow()].State == bpf.KernelStateFREE
 	})
 	return nil
 }
 
-// forgetRelayed forgets what the relay of an earlier process served: that ended with it. The relay
-// of this one serves already: of its UDP sessions, each datagram has prolonged the time.
+// forgetRelayed removes what the relay of an earlier process served; it ended with that process.
+// This process's relay already serves: each datagram of its UDP sessions has prolonged their
+// entries.
 func (w *worker) forgetRelayed() error {
 	var keys []bpf.KernelTuple
 	var key bpf.KernelTuple
@@ -80,14 +81,14 @@ func (w *worker) forgetRelayed() error {
 	return nil
 }
 
-// leaveToRelay leaves the UDP sessions to the relay that it has, each to the same endpoint.
+// leaveToRelay records that the relay has these UDP sessions, each with its endpoint.
 func (s *Server) leaveToRelay() {
 	s.options.Relayed(func(client, vip netip.AddrPort) { s.Session(client, vip, true) })
 }
 
-// Session says that the relay has a client's UDP session from now on, or no more. It is safe for
-// concurrent use. Sessions beyond what the kernel has room for are known as long as their clients
-// send again and again.
+// Session records that the relay has taken, or released, a client's UDP session. It is safe for
+// concurrent use. Sessions for which the kernel's map has no room are known only while their
+// clients keep sending.
 func (s *Server) Session(client, vip netip.AddrPort, open bool) {
 	if !s.Started() {
 		return // leaveToRelay finds it
@@ -103,9 +104,9 @@ func (s *Server) Session(client, vip netip.AddrPort, open bool) {
 	}
 }
 
-// unaccounted returns the indices that neither a flow has nor the spares: the dead process
-// had them in its hands. BPF may just have taken one, so that only those count which are
-// still missing after reclaimAfter.
+// unaccounted returns the indices that belong neither to a flow nor to the spares: the dead
+// process held them. BPF may just have taken one, so only those count that are still missing after
+// reclaimAfter.
 func (w *worker) unaccounted() (missing []uint32) {
 	spare := make([]bool, len(w.flows))
 	w.spares.Mark(spare)
@@ -131,7 +132,7 @@ func (w *worker) unaccounted() (missing []uint32) {
 // reclaimAfter is longer than a BPF program runs.
 const reclaimAfter = time.Second
 
-// reclaim puts indices back that are still missing.
+// reclaim returns indices that are still missing to the spares.
 func (w *worker) reclaim() {
 	if len(w.missing) == 0 || w.loop.Now()-w.began < int64(reclaimAfter) {
 		return
@@ -169,7 +170,7 @@ func (w *worker) adopt(path *Path, st *state) {
 		} else {
 			w.discover(uint32(i))
 		}
-		// Nobody has asked meanwhile, or the answer has not come.
+		// No other code has asked meanwhile, or the answer has not arrived.
 		if f := w.flows[i]; f != nil && f.seen()&(bpf.KernelSeenCLIENT_RST_DOUBTED|bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0 {
 			f.challenge()
 		}
@@ -180,8 +181,8 @@ func (w *worker) adopt(path *Path, st *state) {
 	}
 }
 
-// adoptUnserved has the kernel begin nothing new of protocols that it does not serve any more, and
-// adopts what an earlier process, with other flags, forwarded of them: no Apply would.
+// adoptUnserved stops the kernel from beginning flows of protocols that are no longer served, and
+// adopts the flows of these that an earlier process, with other flags, forwarded: no Apply would.
 func (s *Server) adoptUnserved() {
 	for _, p := range s.paths {
 		if p == nil || p.relay != nil {
@@ -201,8 +202,8 @@ type early struct {
 // mostEarly bounds them: Services may never come.
 const mostEarly = 4096
 
-// keepEarly keeps an event whose flow is still to be adopted. The table decides all the time, and
-// without the first packet, such a flow could go to no other endpoint.
+// keepEarly keeps an event whose flow is not adopted yet. The table decides all the time; without
+// its first packet, such a flow could not move to another endpoint.
 func (w *worker) keepEarly(e *bpf.KernelEvent, data []byte) bool {
 	if w.flows[e.Flow] != nil || e.Kind == bpf.KernelEventKindEVENT_UNUSED || e.Kind == bpf.KernelEventKindEVENT_CHALLENGE || len(w.early) == mostEarly {
 		return false

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// The table in BPF has decided about these flows. Userspace hears of them some milliseconds
-// later, from then on follows them like the others, and asks the next endpoint if theirs does
-// not answer. Most are open by then, or over.
+// The table in BPF has decided about these flows. The process learns of them some milliseconds
+// later, then follows them like all others, and tries the next endpoint if theirs does not answer.
+// Most are open by then, or over.
 
-// begun takes note of a flow that the table has decided about.
+// begun records a flow that the table has decided about.
 func (w *worker) begun(e *bpf.KernelEvent, data []byte) {
 	k := &w.kernel.Flows[e.Flow]
 	f := w.flows[e.Flow]
@@ -90,7 +90,7 @@ func (w *worker) discover(index uint32) *flow {
 	return f
 }
 
-// catchUp does what has been due since the flow began.
+// catchUp handles what became due between the flow's beginning and now.
 func (f *flow) catchUp(v *policy.Verdict) {
 	w, r := f.worker, f.record
 	switch f.state() {
@@ -147,7 +147,7 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 	return v
 }
 
-// discoverAll finds the flows that BPF could not tell of.
+// discoverAll finds the flows whose notices BPF could not send.
 func (w *worker) discoverAll() {
 	untold := atomic.LoadUint64(&w.kernel.Control.Untold)
 	if untold == w.untold {
@@ -161,14 +161,14 @@ func (w *worker) discoverAll() {
 	}
 }
 
-// distrust has userspace decide about a service port's new flows for a while: it knows
-// which endpoints have failed, and when to try them again.
+// distrust makes the process decide about a service port's new flows for a while: it knows which
+// endpoints have failed, and when to try them again.
 func (s *portService) distrust(w *worker, now int64) {
 	w.server.askUntil(s.load, w.kernelTime(now+int64(balancer.Distrust)))
 }
 
-// askUntil has userspace decide about a service port's new flows until a time of the kernel's
-// clock, or longer if that was asked for before.
+// askUntil makes the process decide about a service port's new flows until a time of the kernel's
+// clock; an earlier request for longer stays in force.
 func (s *Server) askUntil(load uint32, until uint64) {
 	at := &s.kernel.Loads[load].AskUntil
 	for was := atomic.LoadUint64(at); was < until && !atomic.CompareAndSwapUint64(at, was, until); was = atomic.LoadUint64(at) {
@@ -192,8 +192,8 @@ func (w *worker) newFlow(index uint32) *flow {
 	return f
 }
 
-// lost ends a flow that cannot go to another endpoint, as nobody has its first packet: the
-// client's next one begins anew.
+// lost ends a flow that cannot move to another endpoint, because its first packet is not
+// available: the client's next packet begins a new flow.
 func (f *flow) lost(now int64) {
 	f.end(conntrack.ConnectFailed, now)
 	f.drop()

@@ -11,15 +11,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // sctpChecksum is the offset of the checksum in SCTP's common header.
 const sctpChecksum = 8
 
-// crcOf returns the checksum of an SCTP packet whose own field is taken as 0.
+// crcOf returns the checksum of an SCTP packet, computed with its checksum field as 0.
 func crcOf(packet []byte) uint32 {
 	crc := crc32.Update(0, castagnoli, packet[:sctpChecksum])
 	crc = crc32.Update(crc, castagnoli, []byte{0, 0, 0, 0})
 	return crc32.Update(crc, castagnoli, packet[sctpChecksum+4:])
 }
 
-// completeCRC makes an SCTP packet's checksum complete if it is 0: a device, or the kernel,
-// was to compute it later. It returns false if the packet is damaged.
+// completeCRC computes an SCTP packet's checksum if it is 0, because a device or the kernel was to
+// compute it later. It returns false if the packet is damaged.
 func completeCRC(packet []byte) bool {
 	was, is := binary.LittleEndian.Uint32(packet[sctpChecksum:]), crcOf(packet)
 	if was == 0 {

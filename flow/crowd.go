@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// crowd are the service ports that have flows. At a limit of UDP sessions, the one with most of them
-// gives one up for a new session, as in the relay.
+// crowd holds the service ports that have flows. At a limit of UDP sessions, the one with most of
+// them ends one for a new session, as in the relay.
 type crowd []*portService
 
 func (c *crowd) add(s *portService) {
@@ -25,8 +25,9 @@ func (c *crowd) remove(s *portService) {
 	*c = (*c)[:last]
 }
 
-// largest returns the service port with most UDP sessions: of a Service, if end is its limit's, or
-// of the namespace with most, and there of the Service with most; nil if none has any.
+// largest returns the service port with most UDP sessions: of the Service whose limit end names,
+// or else of the namespace with most, and there of the Service with most. It is nil if none has
+// any.
 func (c crowd) largest(name service.PortName, end conntrack.End) *portService {
 	namespaces, services := make(map[string]int), make(map[service.Name]int)
 	for _, s := range c {
@@ -49,9 +50,9 @@ func (c crowd) largest(name service.PortName, end conntrack.End) *portService {
 	return most
 }
 
-// makePlace ends a session in favor of one of a service port, by the limit of its Service
-// (conntrack.LimitReached) or of all. It is one of the oldest: if there is, one that was answered and
-// is quiet, else one that was answered. makePlace returns false if there is none.
+// makePlace ends a UDP session to make room for one of a service port, at the limit of its Service
+// (conntrack.LimitReached) or of all. Among the oldest sessions it prefers one that was answered
+// and is quiet, then one that was answered. It returns false if there is none.
 func (w *worker) makePlace(name service.PortName, end conntrack.End, now int64) bool {
 	s := w.crowd.largest(name, end)
 	if s == nil {
@@ -74,7 +75,8 @@ func (w *worker) makePlace(name service.PortName, end conntrack.End, now int64) 
 	return true
 }
 
-// evictRank is greatest for the sessions that lose least when they end; 0 if they have ended.
+// evictRank orders sessions: the highest loses least when it ends. It is 0 for sessions that have
+// ended.
 func (f *flow) evictRank(now int64) int {
 	switch {
 	case f.ended:
@@ -87,7 +89,7 @@ func (f *flow) evictRank(now int64) int {
 	return 1
 }
 
-// MakeRoom gives up a UDP session for one of the relay, as makePlace does. It does not wait, and is
+// MakeRoom ends a UDP session for one of the relay, as makePlace does. It does not wait, and is
 // safe for concurrent use.
 func (s *Server) MakeRoom(name service.PortName, end conntrack.End) {
 	if s.Started() {

@@ -24,17 +24,18 @@ type device struct {
 }
 
 const (
-	// deviceAlias tells a device from others' of the same name.
+	// deviceAlias marks a device as Sluice's: other programs may use the same name.
 	deviceAlias = "made by sluice"
-	// deviceMTU is no limit.
+	// deviceMTU is large enough never to limit a packet.
 	deviceMTU = 65535
 )
 
 var (
 	// deviceMAC is NODE_MACS of bpf/node.h.
 	deviceMAC = net.HardwareAddr{2, 's', 'l', 'u', 'i', 'c'}
-	// deviceAddr lets the kernel's source check in its loose form (rp_filter 2) pass: an interface
-	// without an address fails it. It is a loopback address, local without the device too.
+	// deviceAddr lets packets pass the kernel's loose source check (rp_filter 2), which drops what
+	// arrives at an interface without an address. It is a loopback address, which is local without
+	// the device too.
 	deviceAddr = netip.MustParsePrefix("127.83.76.2/32")
 	// deviceKinds are tried in this order: few kernels lack both.
 	deviceKinds = []string{"dummy", "ifb"}
@@ -118,8 +119,9 @@ func (d *device) add() (link netlink.Link, err error) {
 	return link, d.nl.LinkSetAlias(link, deviceAlias)
 }
 
-// configure has the kernel take packets whose source is an address of the node, and forward packets.
-// It is asked by netlink: /proc/sys may be read-only. There is to be no link-local address.
+// configure makes the kernel accept packets whose source is an address of the node, and forward
+// packets; the device gets no link-local address. It uses netlink, because /proc/sys may be
+// read-only.
 func (d *device) configure() error {
 	const (
 		afSpec                               = 26         // IFLA_AF_SPEC
@@ -155,7 +157,7 @@ func (d *device) configure() error {
 	return nil
 }
 
-// there reports whether the device is as it was made.
+// there reports whether the device is still as Sluice made it.
 func (d *device) there() bool {
 	l, err := d.nl.LinkByIndex(d.index)
 	return err == nil && l.Attrs().Alias == deviceAlias && l.Attrs().Flags&net.FlagUp != 0

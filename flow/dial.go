@@ -21,14 +21,15 @@ const (
 	// lateAnswers is how long the way back of an endpoint that was given up is kept, so
 	// that its SYN-ACK can be answered with an RST.
 	lateAnswers = 4 * time.Second
-	// staleShare: endpoints that were given up leave one part in so many of all indices free.
+	// staleShare: abandoned endpoints leave 1/staleShare of all indices free.
 	staleShare = 4
 	// resendable is how long the first datagram is kept, for another endpoint.
 	resendable = time.Second
 	// ownTroublePause is how long an attempt waits if this node made the last one fail.
 	ownTroublePause = 25 * time.Millisecond
-	// challengeInterval is how long a client is not asked again whether its connection goes on
-	// (RFC 5961, 7): less than it takes to send a SYN again.
+	// challengeInterval is the shortest time between two questions to a client whether its
+	// connection goes on (RFC 5961, 7). It is shorter than the interval at which a client repeats
+	// its SYN.
 	challengeInterval = 100 * time.Millisecond
 )
 
@@ -216,8 +217,8 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 		f.service.distrust(w, now)
 	}
 	if f.isUDP() && len(h.data) > 0 {
-		// The client's next datagrams come up, and follow the first one to the next endpoint:
-		// there are no tuples that would hide the client from that yet.
+		// The client's next datagrams come up, and follow the first one to the next endpoint: no
+		// tuples lead them to the abandoned one.
 		h.key = f.wayThere()
 		w.kernel.Index.Erase(f.index, h.key)
 		w.asking[h.key] = f
@@ -227,7 +228,8 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	}
 	w.kernel.Index.EraseEndpoint(f.index)
 	if len(h.data) == 0 {
-		// BPF told of the flow before, but perhaps the notice with the packet is still to be read.
+		// BPF announced the flow before, but the notice with the packet may not have been read
+		// yet.
 		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
 		return
 	}
@@ -262,8 +264,8 @@ func (f *flow) keepStale() {
 	h.stale = append(h.stale, staleWay{back, index})
 }
 
-// isOfAnother reports whether a flow began with another service port, which its record names
-// and whose balancer and limits it has.
+// isOfAnother reports whether a flow began at another service port, which its record names and
+// whose balancer and limits it uses.
 func (f *flow) isOfAnother(port *service.Port) bool {
 	return f.record.Port != nil && f.record.Port.Name != port.Name
 }
@@ -307,7 +309,7 @@ func (f *flow) failBy(end conntrack.End) {
 	f.drop()
 }
 
-// late answers the SYN-ACK or INIT ACK of an endpoint that was given up.
+// late answers the late SYN-ACK or INIT ACK of an abandoned endpoint.
 func (w *worker) late(p *frame) {
 	if p.protocol == syscall.IPPROTO_SCTP {
 		w.injector.abort(abort{from: p.vip, to: p.client, tag: p.sequence})
@@ -316,8 +318,8 @@ func (w *worker) late(p *frame) {
 	w.injector.reset(reset{from: p.vip, to: p.client, sequence: p.ack, flags: flagRST})
 }
 
-// collision handles a packet that an endpoint sent for a connection of its own with the
-// client, or perhaps did: the flow has to use other ports than that one.
+// collision handles a packet that an endpoint sent, or may have sent, in a connection of its own
+// with the client: the flow must use other ports than that connection.
 func (f *flow) collision() {
 	h := f.handshake
 	if f.state() != bpf.KernelStateASKING {
@@ -371,21 +373,20 @@ func (f *flow) challenge() {
 	w.challenged = append(w.challenged, challenged{f.index, f.generation, w.loop.Now() + int64(challengeInterval)})
 }
 
-// isAlone reports whether the flow's endpoint is none of the Service's any more, whatever the
-// endpoint's state was.
+// isAlone reports whether the Service no longer has the flow's endpoint.
 func (f *flow) isAlone() bool {
 	v := f.service.path.state.Load().table.Resolve(f.protocol, f.client(), f.record.VIP)
 	e, _ := endpointOf(v.Port, f.record.Endpoint.Addr)
 	return e == nil
 }
 
-// challenged is a flow whose client has been asked whether its connection goes on.
+// challenged is a flow whose client was asked whether its connection goes on.
 type challenged struct {
 	index, generation uint32
 	due               int64 // when BPF may tell of the next SYN
 }
 
-// unchallenge has BPF tell of the next SYNs that are due.
+// unchallenge makes BPF report SYNs again for the flows whose interval has passed.
 func (w *worker) unchallenge(now int64) {
 	n := 0
 	for ; n < len(w.challenged) && w.challenged[n].due <= now; n++ {
@@ -397,7 +398,7 @@ func (w *worker) unchallenge(now int64) {
 	w.challenged = slices.Delete(w.challenged, 0, n)
 }
 
-// unchallenge has BPF tell of the next SYN.
+// unchallenge makes BPF report the flow's next SYN.
 func (f *flow) unchallenge() {
 	atomic.AndUint32((*uint32)(&f.shared().Seen), ^uint32(bpf.KernelSeenCHALLENGED))
 }

@@ -8,18 +8,18 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Clients' own connections to endpoints, by ports that they have towards Services too, are
-// flows that BPF begins and follows (bpf/direct.h). They have no record, and the process only
-// frees their indices.
+// Clients' own connections to endpoints, from ports that they also use towards Services, are flows
+// that BPF begins and follows (bpf/direct.h). They have no record; the process only frees their
+// indices.
 
 const (
-	// directInterval is how often the process looks which of them are over.
+	// directInterval is how often the process checks which of them are over.
 	directInterval = time.Second
-	// directHandshake is longer than a client's SYN is sent again.
+	// directHandshake is longer than a client keeps repeating a SYN.
 	directHandshake = 2 * time.Minute
 )
 
-// followDirect has a client's own connection freed once it is over.
+// followDirect schedules the freeing of a client's own connection.
 func (w *worker) followDirect(index uint32) {
 	k := &w.kernel.Flows[index]
 	if w.direct[index] || w.flows[index] != nil || k.Options&bpf.KernelOptionOPTION_DIRECT == 0 || directState(k) == bpf.KernelStateFREE {
@@ -39,7 +39,7 @@ func (w *worker) expireDirect(now int64) {
 	for index := w.ended.take(q, now); index != 0; index = w.ended.take(q, now) {
 		k := &w.kernel.Flows[index]
 		state := directState(k)
-		// BPF may begin its client's next connection just now.
+		// BPF may be beginning its client's next connection at this moment.
 		if w.loopTime(k.Last())+int64(w.directLimit(k, state)) > now || !atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(state), uint32(bpf.KernelStateFREE)) {
 			w.ended.put(q, index, w.loop.Now())
 			continue

@@ -1,7 +1,7 @@
 // Package flow is the second data path: the kernel forwards the packets of a connection,
 // and userspace only decides where they go. It serves clients whose packets this node
-// forwards: pods, and other hosts. Everything else is left to the relay (packages stream
-// and datagram), which it stands in front of.
+// forwards, pods and other hosts, and most of the node's own clients (node.go). The relay
+// behind it (packages stream and datagram) serves everything else.
 //
 // # What happens to a packet
 //
@@ -74,7 +74,7 @@
 // # What passes to the relay
 //
 //   - everything, until the Server has started
-//   - packets of this node's own clients: they never arrive at an interface
+//   - clients of this node whose packets rules of others judge (node.go), or that no device serves
 //   - packets with a VLAN tag (the VLAN's interface shows them again), and IPv6 packets with
 //     other headers than three options headers and then a fragment header
 //   - first packets that are fragmented, segmented (GRO) or longer than a frame; the rest

@@ -27,7 +27,7 @@ type flow struct {
 	ended      bool // its record is written
 	counted    bool // among those that limits bound
 
-	// What a parked record says, and BPF does not know.
+	// What a parked record has and BPF does not know.
 	kind     service.AddressKind
 	source   policy.Source
 	affinity balancer.Affinity
@@ -36,8 +36,8 @@ type flow struct {
 	place    conntrack.Parked
 }
 
-// handshake is what a flow needs until an endpoint has answered, and while answers of
-// others may be late.
+// handshake holds what a flow needs until an endpoint has answered, and while other endpoints may
+// still answer late.
 type handshake struct {
 	plan balancer.Dial
 	key  bpf.KernelTuple // of the client's packets
@@ -47,8 +47,8 @@ type handshake struct {
 	stale []staleWay // ways back of endpoints that were given up
 }
 
-// staleWay is the way back of an endpoint that was given up. The flow turned to another one,
-// so that an index of its own has the tuple.
+// staleWay is the way back of an abandoned endpoint. The flow moved to another one, so the tuple
+// belongs to an index of its own.
 type staleWay struct {
 	key   bpf.KernelTuple
 	index uint32
@@ -151,8 +151,8 @@ func (f *flow) seenFrom() netip.AddrPort {
 	return f.middle()
 }
 
-// middle is the client's address and port between the hooks; of a client on this node itself, what
-// the endpoint sees.
+// middle returns the client's address and port between the hooks; for a client on this node, the
+// address and port that the endpoint sees.
 func (f *flow) middle() netip.AddrPort {
 	k := f.shared()
 	if f.isOfNode() {

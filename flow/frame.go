@@ -144,8 +144,8 @@ func (f *frame) complete() bool {
 // payload returns how many bytes a datagram brings.
 func (f *frame) payload() int { return f.end - f.transport - 8 }
 
-// checksum returns the checksum of a segment whose own field is 0. 0 stands for "none" in
-// UDP, so that its other form is used.
+// checksum returns the checksum of a segment whose checksum field is 0. In UDP 0 means "none", so
+// 0xffff replaces a sum of 0.
 func checksum(pseudo uint32, segment []byte) uint16 {
 	if c := ^folded(sum(pseudo, segment)); c != 0 {
 		return c

@@ -54,7 +54,7 @@ func (i *injector) put(f *flow, ipv6 bool, data []byte) {
 	i.add(f, int(f.shared().Ifindex), ipv6, i.magic|f.index, data)
 }
 
-// pass queues a packet for the relay, which BPF must know of by the map relayed.
+// pass queues a packet for the relay; the map relayed already names its connection.
 func (i *injector) pass(ifindex int, ipv6 bool, data []byte) {
 	at := len(i.arena)
 	i.arena = append(i.arena, data...)
@@ -69,7 +69,7 @@ func (i *injector) add(f *flow, ifindex int, ipv6 bool, mark uint32, data []byte
 	i.flows = append(i.flows, f)
 }
 
-// busyTries is how often a packet is sent again that finds the CPU's queue full.
+// busyTries is how often a packet is sent again while the CPU's queue is full.
 const busyTries = 3
 
 // flush sends what is queued.

@@ -24,7 +24,8 @@ import (
 // refusalsInterval is the shortest time between two log lines about refused clients.
 const refusalsInterval = time.Second
 
-// judges follows such rules. Refuses is safe for concurrent use; check belongs to one goroutine.
+// judges follows such rules. Refuses is safe for concurrent use; only one goroutine may call
+// check.
 type judges struct {
 	find    func() ([]string, error) // Options.Judges; nil: there are none
 	log     zerolog.Logger
@@ -35,8 +36,8 @@ type judges struct {
 	last    atomic.Int64  // when it told last
 }
 
-// check looks for rules, and reports whether they have come or gone. What cannot be read at the
-// start counts as rules, and later as no change.
+// check looks for rules, and reports whether they appeared or went. At the start, rules that
+// cannot be read count as present; later a failure to read them changes nothing.
 func (j *judges) check(first bool) (changed bool) {
 	if j.find == nil {
 		return false
@@ -71,7 +72,8 @@ func (j *judges) check(first bool) (changed bool) {
 // judged reports whether there are rules.
 func (j *judges) judged() bool { return j.rules.Load() != nil }
 
-// refuse counts a client that the relay refuses, and logs it, or how many came since the last line.
+// refuse counts a client that the relay refuses, and logs it at most once per refusalsInterval,
+// with the count since then.
 func (j *judges) refuse(client, vip netip.AddrPort, port *service.Port) {
 	n, now, last := j.refused.Add(1), poll.Nanotime(), j.last.Load()
 	if last != 0 && now-last < int64(refusalsInterval) || !j.last.CompareAndSwap(last, now) {

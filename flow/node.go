@@ -76,7 +76,7 @@ func (n *nodeClients) check(beside bypass.Node, err error) {
 	}
 }
 
-// relay notes why new connections are relayed.
+// relay records why new connections are relayed.
 func (n *nodeClients) relay(why string) {
 	if was := n.why.Load(); was != nil && *was == why {
 		return
@@ -87,7 +87,7 @@ func (n *nodeClients) relay(why string) {
 	}
 }
 
-// relayed says why new connections are relayed, or returns "".
+// relayed returns why new connections are relayed, or "".
 func (n *nodeClients) relayed() string {
 	if why := n.why.Load(); why != nil {
 		return *why
@@ -95,7 +95,8 @@ func (n *nodeClients) relayed() string {
 	return ""
 }
 
-// close has all new connections relayed. Without keep, flows have ended, and the device goes.
+// close makes all new connections relayed. Without keep, the flows have ended, and it removes the
+// device.
 func (n *nodeClients) close(keep bool) {
 	atomic.StoreUint64(&n.kernel.Control.NodeUntil, 0)
 	if n.device == nil {

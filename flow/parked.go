@@ -9,11 +9,11 @@ import (
 )
 
 // Most of an open connection's record can be read from memory that is shared with BPF. So a
-// connection gives its record away once it has been open for a moment. It is built again when
-// the connection ends, and for as long as somebody looks at it.
+// connection releases its record once it has been open for a moment. The record is built again
+// when the connection ends, and while a reader looks at it.
 
-// park puts the record of an open TCP connection away. It returns false if the record has to
-// stay, for now: it has failed attempts, or somebody lists connections.
+// park releases the record of an open TCP connection. It returns false if the record must stay for
+// now: it has failed attempts, or somebody lists connections.
 func (f *flow) park() bool {
 	r := f.record
 	if r == nil {
@@ -30,7 +30,7 @@ func (f *flow) park() bool {
 	return true
 }
 
-// unpark gives the flow its record back, before it ends.
+// unpark builds the flow's record again, before the flow ends.
 func (f *flow) unpark() {
 	if f.record == nil {
 		f.record = f.worker.newRecord()

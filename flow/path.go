@@ -14,15 +14,16 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Relay has the sockets of a protocol behind kernel flows: everything that the kernel does
-// not forward is its. stream.Server, stream.SCTP and datagram.Server are Relays.
+// Relay owns the sockets of a protocol behind kernel flows, and serves everything that the kernel
+// does not forward. stream.Server, stream.SCTP and datagram.Server are Relays.
 type Relay interface {
 	Bind(policy.Opening) error
 	Unbind(service.Destination)
 	// Balancer returns the balancer of a service port, which both data paths use, or
 	// nil. It is called after the relay has the policy.
 	Balancer(service.PortName) *balancer.Balancer
-	// Places returns those of a service port, likewise; nil if nothing bounds its connections.
+	// Places returns the places of a service port, after the relay has the policy; nil if nothing
+	// bounds its connections.
 	Places(service.PortName) conntrack.Places
 }
 
@@ -60,8 +61,8 @@ func (s *Server) Over(r Relay, p service.Protocol) *Path {
 	return path
 }
 
-// Apply publishes a policy that the relay has. The kernel asks about the destinations of
-// the policy when it returns. Before the Server has started, all is relayed, and Apply does
+// Apply publishes a policy that the relay already has. When it returns, the kernel asks about the
+// destinations of this policy. Before the Server has started, all is relayed, and Apply does
 // nothing.
 func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	if !p.server.Started() {
@@ -192,8 +193,8 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 	b, places := p.relay.Balancer(port.Name), p.relay.Places(port.Name)
 	load := uint32(port.ID) + 1
 	if s == nil || s.inKernel != is || s.balancer != b || s.load != load {
-		// The loop reads both without a lock: a port that changes one begins anew.
-		// Its flows stay with the old object.
+		// The loop reads both without a lock, so a port that changes one of them gets a new
+		// object. Its flows stay with the old one.
 		replaced = s
 		s = &portService{path: p, name: port.Name, balancer: b, places: places, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
 		if replaced != nil {
@@ -211,8 +212,8 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 	return s, replaced
 }
 
-// follow has flows follow a change: those of replaced services, and UDP sessions that end.
-// It waits until that is done.
+// follow applies a change to flows: those of replaced services, and UDP sessions that end. It
+// returns when that is done.
 func (p *Path) follow(st *state, replaced map[*portService]*portService, cuts map[*portService]*service.Port) {
 	if p.protocol != service.UDP {
 		clear(cuts) // connections outlive their endpoint's removal (A8.1)

@@ -7,7 +7,8 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// portTries is how many ports a flow tries whose way back another flow has.
+// portTries is how many ports a flow tries before it gives up, if other flows have their ways
+// back.
 const portTries = 64
 
 // ports chooses ports: of the node for flows that hide the client's address, and between
@@ -40,8 +41,8 @@ func (p *ports) next() uint16 {
 // random returns any port that a flow may have.
 func (p *ports) random() uint16 { return uint16(p.first + rand.IntN(p.count)) }
 
-// tableHides reports whether the kernel's table can choose addresses and ports of the node for hidden
-// clients: it does not know which ports the administrator keeps.
+// tableHides reports whether the kernel's table may choose addresses and ports of the node for
+// hidden clients: it does not know which ports the administrator reserves.
 func tableHides() bool {
 	keep := sys.ReservedPorts()
 	for port := bpf.FirstPort; port <= bpf.LastPort; port++ {

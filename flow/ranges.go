@@ -12,8 +12,8 @@ import (
 )
 
 // ranges are the sets of source ranges in the kernel's map, by which BPF refuses clients (A3.10).
-// A set's name is a hash of its ranges: Services with the same ranges share a set, also that of the
-// process before. They belong to the configuring goroutine.
+// A set's name is a hash of its ranges, so Services with the same ranges share a set, and a set of
+// an earlier process is found again. Only the configuring goroutine uses them.
 type ranges struct {
 	server *Server
 	sets   map[bpf.KernelSet]*rangeSet
@@ -85,11 +85,11 @@ func (r *ranges) remove(keys []bpf.KernelRange) {
 	}
 }
 
-// refusedInterval is how often refusals are told.
+// refusedInterval is how often refusals are reported.
 const refusedInterval = time.Second
 
-// takeRefused returns what source ranges have refused since the last time, by client and destination as
-// far as there was room for that, and all packets.
+// takeRefused returns what source ranges have refused since its last call: by client and
+// destination as far as the map had room, and the number of all packets.
 func (w *worker) takeRefused() (each map[bpf.KernelTuple]uint64, packets uint64) {
 	total := w.server.count(bpf.KernelCounterCOUNT_NOT_ADMITTED)
 	if packets = total - w.refused; packets == 0 {
@@ -111,7 +111,7 @@ func (w *worker) takeRefused() (each map[bpf.KernelTuple]uint64, packets uint64)
 	}
 }
 
-// tellRefused tells what source ranges have refused since the last time.
+// tellRefused reports what source ranges have refused since the last report.
 func (w *worker) tellRefused(now int64) {
 	if now-w.told < int64(refusedInterval) || w.server.options.NotAdmitted == nil {
 		return
@@ -133,7 +133,7 @@ func (w *worker) tellRefused(now int64) {
 	w.server.options.NotAdmitted(list, packets)
 }
 
-// rangesOf returns what the kernel's map has of a set.
+// rangesOf returns the ranges of a set in the kernel's map.
 func rangesOf(set bpf.KernelSet, list []netip.Prefix) (keys []bpf.KernelRange, values []uint32) {
 	keys, values = make([]bpf.KernelRange, len(list)), make([]uint32, len(list))
 	for i, p := range list {

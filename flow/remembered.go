@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// remembered has the kernel's table follow the clients that session affinity remembers of one service
-// port. It is the balancer's Mirror, so that a client is added once its endpoint has answered, and
-// removed when that fails. The table outlives the process.
+// remembered keeps the kernel's table equal to the clients that session affinity remembers for one
+// service port. As the balancer's Mirror, it adds a client once its endpoint has answered, and
+// removes it when the endpoint fails. The table outlives the process.
 type remembered struct {
 	server *Server
 	group  bpf.KernelSet
@@ -29,15 +29,15 @@ func (s *Server) groupOf(name service.PortName) bpf.KernelSet {
 	return s.setOf([]byte(name.String()))
 }
 
-// setOf returns the name of a set in the kernel's maps. Nobody who does not know the seed can have two
-// sets share one.
+// setOf returns the name of a set in the kernel's maps. Without the seed, nobody can make two sets
+// share a name.
 func (s *Server) setOf(content []byte) bpf.KernelSet {
 	sum := sha256.Sum256(binary.NativeEndian.AppendUint64(content, s.kernel.Control.Seed))
 	return bpf.KernelSet{Half: [2]uint32{binary.NativeEndian.Uint32(sum[:]) | 1, binary.NativeEndian.Uint32(sum[4:])}}
 }
 
-// remember has the table follow a service port's clients. Those that an earlier process, or an earlier
-// object of the service port, has added are known again.
+// remember starts a service port's table. It finds the clients again that an earlier process, or
+// an earlier object of the service port, has added.
 func (s *Server) remember(p *portService) {
 	m := &remembered{server: s, group: s.groupOf(p.name), zero: s.worker.clock}
 	p.balancer.SetMirror(m)

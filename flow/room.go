@@ -13,8 +13,8 @@ const (
 	// evictable is how long a session must have been quiet. A client that asks again is
 	// likely to do so sooner.
 	evictable = 100 * time.Millisecond
-	// evictShare is how many sessions are looked at for one that has no room. The table in
-	// BPF then decides about as many new ones before anybody has to be asked again.
+	// evictShare is how many sessions are examined for one session without room. The table in BPF
+	// then decides about as many new ones without another upcall.
 	evictShare = 64
 )
 
@@ -44,9 +44,9 @@ func (s *portService) makeRoom(w *worker, now int64) {
 	w.giveFreed() // the flows' indices can be used again
 }
 
-// clearWay evicts the sessions that have the ports which a flow is about to try, if they are quiet or
-// of a client that crowds this one out. It is called while packets are sent, so that sessions stay
-// whose packets may be among them.
+// clearWay evicts the sessions that have the ports which a flow is about to try, if they are quiet
+// or if their client crowds this one out. It runs while packets are being sent, so it keeps
+// sessions whose packets may be among these.
 func (f *flow) clearWay(now int64) {
 	w := f.worker
 	var tuples [bpf.MostTuples]bpf.KernelTuple
@@ -62,8 +62,9 @@ func (f *flow) clearWay(now int64) {
 	}
 }
 
-// isCrowdedOut reports whether another client has more of the node's ports towards the flow's endpoint
-// than its own client, by a quarter of all, as a sample of portTries tells.
+// isCrowdedOut reports whether some client has more of the node's ports towards the flow's
+// endpoint than the flow's client, by a quarter of all ports, estimated from a sample of
+// portTries.
 func (f *flow) isCrowdedOut(by bpf.KernelAddress) bool {
 	w, k := f.worker, f.shared()
 	if k.Options&bpf.KernelOptionOPTION_MASQUERADE == 0 || k.Client == by {

@@ -56,8 +56,7 @@ type Options struct {
 	// Shortcuts lets packets of open flows skip the node's IP stack where nobody else
 	// looks at them there.
 	Shortcuts bool
-	// Waits has the Server begin also on a node that forwards nothing: all is relayed until it
-	// does.
+	// Waits lets the Server start on a node that forwards nothing: all is relayed until it does.
 	Waits bool
 	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward. Session
 	// hears of later ones.
@@ -68,10 +67,11 @@ type Options struct {
 	Counted bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
-	// Dropped is told of each first packet that policy drops, on the Loop; nil: nobody is.
+	// Dropped is called for each first packet that policy drops, on the Loop. It may be nil.
 	Dropped func(client netip.Addr, vip netip.AddrPort, protocol service.Protocol, v *policy.Verdict)
-	// NotAdmitted is told each second, on the Loop, what source ranges have not admitted since the last
-	// time, and how many packets that are: more than are listed where the kernel had no room; nil: nobody is.
+	// NotAdmitted is called each second, on the Loop, with what source ranges have refused since
+	// the last call, and the number of packets: more than are listed where the kernel's map had no
+	// room. It may be nil.
 	NotAdmitted func(list []conntrack.Refusal, packets uint64)
 	Logger      zerolog.Logger
 
@@ -85,7 +85,7 @@ type Options struct {
 	waits   waits         // tests: instead of defaultWaits
 }
 
-// oldPins is how long programs of another version go on for their connections.
+// oldPins is how long programs of another version keep serving their connections.
 const oldPins = time.Hour
 
 // Limits of each service port: beyond them, new flows pass to the relay.

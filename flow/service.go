@@ -68,9 +68,9 @@ func CheckAnnotation(name, value string) error {
 	return nil
 }
 
-// eligible reports whether the kernel can serve a port: nothing about it needs the relay. Where
-// rules of others judge what the kernel forwards, annotations do not count: their author, who need
-// not be the rules', could pass these.
+// eligible reports whether the kernel can serve a port, because nothing about it needs the relay.
+// Where rules of others judge what the kernel forwards, annotations do not count: their author may
+// not be the rules' author, and could bypass the rules.
 func eligible(port *service.Port, judged bool) (bool, error) {
 	is, problem := pathOf(port)
 	_, counts := port.Annotations[responsesAnnotation]
@@ -92,8 +92,8 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	for f := range port.Families {
 		for i := range port.Families[f].Endpoints {
 			e := &port.Families[f].Endpoints[i]
-			// A connection to such an address may come back: the relay bounds that by
-			// its TTL.
+			// A connection to such an address may return here: the relay bounds such loops by the
+			// TTL.
 			if e.MayReturn || e.Addr.Addr().IsLoopback() || e.Addr.Addr().IsLinkLocalUnicast() {
 				return false, problem
 			}
@@ -120,7 +120,7 @@ func (s *portService) isLimited() bool {
 	return s.port.Limits.Any() || s.places != nil && s.places.Bounded()
 }
 
-// addPlace counts a flow that has begun already among those that limits bound.
+// addPlace counts a flow that has already begun against the limits.
 func (f *flow) addPlace() {
 	if p := f.service.places; p != nil {
 		p.Add()
@@ -189,9 +189,9 @@ func (f *flow) moveTo(s *portService) {
 	}
 }
 
-// cut ends the UDP sessions that a change of the configuration ends (A8.2): their
-// endpoint does not serve any more, or their destination is another port's, or the node forwards
-// their packets no more. Readiness, topology and policies end none (A8.3).
+// cut ends the UDP sessions that a change of the configuration ends (A8.2): their endpoint no
+// longer serves, their destination belongs to another port, or the node no longer forwards their
+// packets. Readiness, topology and policies end none (A8.3).
 func (s *portService) cut(flows []*flow, st *state, port *service.Port, now int64) {
 	serving := make(map[netip.AddrPort]bool)
 	if port != nil {

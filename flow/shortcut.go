@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// shortcutsLast is for how long packets take shortcuts after a check. A process that
-// was killed checks no more.
+// shortcutsLast is how long packets take shortcuts after a check. A killed process makes no
+// further check.
 const shortcutsLast = time.Second
 
 // shortcuts tells the programs which packets of open flows may go straight to the interface

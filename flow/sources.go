@@ -15,7 +15,7 @@ const (
 	// sourceAge is how long an address of this node is used for an endpoint before
 	// routing is asked again.
 	sourceAge = int64(5 * time.Second)
-	// maxSources bounds the endpoints whose source is kept.
+	// maxSources bounds the endpoints whose source address is kept.
 	maxSources = 4096
 )
 

@@ -9,12 +9,12 @@ import (
 )
 
 const (
-	// stopShare is how many flows end before other work of the loop.
+	// stopShare is how many flows end before the loop does other work.
 	stopShare = 1024
 	// stopPause is the time that the access log gets when its queue is full.
 	stopPause = int64(time.Millisecond)
-	// roomPatience is how long a stop waits for an access log that takes nothing. Then
-	// flows end without their records.
+	// roomPatience is how long a stop waits for an access log that accepts no records. Then flows
+	// end without records.
 	roomPatience = int64(5 * time.Second)
 )
 

@@ -19,15 +19,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// list is a list of endpoints in the kernel's map places. Its number is used once: a program
-// that still knows an old list finds its endpoints or none.
+// list is a list of endpoints in the kernel's map places. Its number is never used again: a
+// program that still has an old number finds that list's endpoints or none.
 type list struct {
 	number, count uint32
 	sum           uint64             // of its places, which are in the kernel alone
 	members       []bpf.KernelMember // the keys by which its endpoints are found, for session affinity; else nil
 }
 
-// tableBuffers are used for one list after another: a start makes many.
+// tableBuffers are reused for one list after another, because a start makes many.
 type tableBuffers struct {
 	turns  []netip.AddrPort
 	places []bpf.KernelPlace
@@ -119,7 +119,7 @@ func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, 
 	return l, turn, nil
 }
 
-// sumOf is a hash of places that nobody else knows.
+// sumOf is a hash of places. Outsiders cannot predict it.
 func (s *Server) sumOf(places []bpf.KernelPlace) (sum uint64) {
 	type step struct {
 		before uint64
@@ -131,8 +131,8 @@ func (s *Server) sumOf(places []bpf.KernelPlace) (sum uint64) {
 	return sum
 }
 
-// newList puts a list into the kernel's map. Its endpoints are found by themselves, too, if they
-// have to be.
+// newList puts a list into the kernel's map. With found, it also enters each endpoint as a member,
+// so that BPF finds it by its address.
 func (s *Server) newList(places []bpf.KernelPlace, found bool) (list, error) {
 	c := s.kernel.Control
 	c.LastList++
@@ -290,8 +290,8 @@ func (p *Path) forget(s *portService, wanted steering) {
 	s.lists, s.sets = wanted.lists, wanted.sets
 }
 
-// purge removes the destinations that an earlier process left and nobody wants, and lists
-// of endpoints that are in no use. It belongs to the first Apply.
+// purge removes the destinations of an earlier process that are no longer wanted, and lists of
+// endpoints that nothing uses. The first Apply calls it.
 func (p *Path) purge() {
 	if !p.server.inherits {
 		return

@@ -12,22 +12,22 @@ import (
 const (
 	// confirmation is how long a client may take to complete the handshake.
 	confirmation = 10 * time.Second
-	// linger is how long the tuples of a reset connection stay: perhaps nobody believed the
-	// RST, and the connection goes on.
+	// linger is how long the tuples of a reset connection stay: the receiver may not have believed
+	// the RST, so that the connection goes on.
 	linger = 2 * time.Second
-	// lingerDone is the same where both sides have acknowledged the other one's end: the last
-	// packet may be lost on its way from here, and what it answers is sent again. Linux does
-	// that 0.2 seconds and a round trip later.
+	// lingerDone is the same where both sides have acknowledged the other side's end. The last ACK
+	// may be lost behind this node: then the other side repeats its FIN, in Linux 0.2 seconds and
+	// a round trip later.
 	lingerDone = 300 * time.Millisecond
 	// settling is how long a connection keeps its record after the handshake: many end before.
 	settling = 100 * time.Millisecond
-	// clockTick is how much earlier than a packet the time of its coming may be, at most.
+	// clockTick is the most by which a recorded time may precede its packet.
 	clockTick = 10 * time.Millisecond
 	// abandoned ends a connection without a packet if no idle timeout is configured:
 	// both sides may have vanished. It is that of connection tracking.
 	abandoned = 5 * 24 * time.Hour
-	// abandonedAssociation is the same for SCTP, whose sides look every 30 seconds whether
-	// the other one is there, unless they are told not to.
+	// abandonedAssociation is the same for SCTP, whose sides probe each other every 30 seconds
+	// unless that is turned off.
 	abandonedAssociation = time.Hour
 	// streamAge: a UDP session that is used in both directions for longer is a stream.
 	streamAge = 2 * time.Second

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// trackedTCP is for how long connection tracking knows a connection that is quiet after it left the
-// shortcuts: as long as kube-proxy has it know any. The next packet brings the node's own setting.
+// trackedTCP is how long connection tracking keeps a quiet connection after it left the shortcuts:
+// as long as under kube-proxy. The next packet sets the node's own timeout.
 const trackedTCP = 24 * time.Hour
 
 // leaveShortcuts ends all shortcuts. Where a rule decides by the state of connections, connection

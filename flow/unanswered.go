@@ -38,8 +38,8 @@ func (w *worker) keep(h *handshake, p *frame) []byte {
 	return d
 }
 
-// sent keeps a datagram that BPF has sent to an endpoint without an answer. It may have done
-// so just before that was given up: then the next endpoint gets the datagram too.
+// sent keeps a datagram that BPF has sent to an endpoint without an answer. If BPF sent it just
+// before that endpoint was abandoned, the next endpoint gets it too.
 func (f *flow) sent(e *bpf.KernelEvent, data []byte) {
 	h := f.handshake
 	if h == nil || f.ended || !f.isUDP() {
@@ -63,8 +63,8 @@ func (w *worker) forgetOthers(h *handshake) {
 	h.unanswered = unanswered{}
 }
 
-// putAll sends a flow's first packet, and the datagrams that followed it, perhaps once again.
-// They are counted when BPF sees them, once.
+// putAll sends a flow's first packet and the datagrams that followed it, some perhaps a second
+// time. BPF counts each of them once.
 func (f *flow) putAll(again bool) {
 	h, i := f.handshake, f.worker.injector
 	if f.isUDP() && again {

@@ -32,11 +32,11 @@ const (
 	// beatInterval is how often BPF is told that userspace is alive. It believes that
 	// for two seconds (DEAD_AFTER).
 	beatInterval = 250 * time.Millisecond
-	// tableAge is how long the table decides without a process: longer than an update takes. Then
-	// the Services may be others, and another service proxy's.
+	// tableAge is how long the table decides without a process: longer than an update takes. After
+	// that, the Services may have changed, and another service proxy may serve them.
 	tableAge = 5 * time.Minute
-	// askTimeout is the age from which an upcall is void: the client has sent its SYN
-	// again, and that may have passed to the relay.
+	// askTimeout is the age at which an upcall is void: the client has repeated its SYN, which the
+	// relay may have accepted.
 	askTimeout = 500 * time.Millisecond
 	// spareObjects bounds the unused flows and handshakes that are kept.
 	spareObjects = 16384
@@ -136,8 +136,8 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 	return w, nil
 }
 
-// zeroOfClock is CLOCK_MONOTONIC at time 0 of the loop's clock. One of several attempts counts: this
-// thread may be stopped between the two readings of another.
+// zeroOfClock is CLOCK_MONOTONIC at time 0 of the loop's clock. It takes the best of several
+// attempts, because the thread may be suspended between the two readings of one attempt.
 func zeroOfClock() (zero int64) {
 	shortest := int64(math.MaxInt64)
 	for range 5 {
@@ -391,8 +391,8 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	}
 }
 
-// giveWay ends what a client's tuple was used for, as the client begins a new connection by it. It returns
-// false if a flow has opened meanwhile: then the new packet is forged perhaps.
+// giveWay ends what a client's tuple was used for, because the client begins a new connection with
+// it. It returns false if a flow has opened meanwhile: then the new packet may be forged.
 func (w *worker) giveWay(key *bpf.KernelTuple, now int64) bool {
 	if w.asking[*key] != nil {
 		w.injector.flush() // a packet that is queued would come up again without its flow
@@ -437,14 +437,14 @@ func relayedFor(p service.Protocol) time.Duration {
 	return relayedTCP
 }
 
-// isRelayed reports whether the relay has a session, or another datagram of the client has gone
-// to it since this one came up.
+// isRelayed reports whether the relay has the session, or has received another datagram of the
+// client since this one came up.
 func (w *worker) isRelayed(key bpf.KernelTuple) bool {
 	var until uint64
 	return w.kernel.Maps.Sessions.Lookup(&key, &until) == nil || w.kernel.Maps.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
 }
 
-// pass hands a packet to the relay, with those that follow it for some time.
+// pass hands a packet to the relay, and makes BPF pass those that follow it for some time.
 func (w *worker) pass(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, keep time.Duration) {
 	until := w.kernelTime(w.loop.Now() + int64(keep))
 	if err := w.kernel.Maps.Relayed.Put(&key, &until); err != nil {
@@ -546,7 +546,7 @@ func (w *worker) freeHandshake(h *handshake, f *flow) {
 	}
 }
 
-// forget says that a flow is not asking any more.
+// forget records that a flow no longer waits for a decision.
 func (w *worker) forget(f *flow, h *handshake) {
 	if w.asking[h.key] == f {
 		delete(w.asking, h.key)
@@ -575,8 +575,8 @@ func (w *worker) giveFreed() {
 	w.freed = w.freed[:0]
 }
 
-// decideAll has BPF ask no more, and answers what it has asked. It pauses for longer than a
-// program runs, as one may be about to ask.
+// decideAll stops BPF from asking, and answers what it has asked. It pauses for longer than a
+// program runs, because a running one may still ask.
 func (w *worker) decideAll() {
 	w.loop.Cancel(&w.beat)
 	atomic.StoreUint64(&w.kernel.Control.Beat, 0)

@@ -82,8 +82,8 @@ func (b *boundPorts) has(dst service.Destination) bool {
 // retryShare is how many missing ports are tried again at once.
 const retryShare = 1024
 
-// restrictBound has bound ports stop accepting, before a new policy is published,
-// what the policy does not accept any more.
+// restrictBound makes bound ports stop accepting what the new policy no longer accepts, before the
+// policy is published.
 func (m *Manager) restrictBound(changes []change) {
 	for _, ch := range changes {
 		if ch.old == nil || !ch.old.bound {
@@ -104,7 +104,7 @@ func (m *Manager) restrictBound(changes []change) {
 	}
 }
 
-// settleBound has the other bound ports follow, after the new policy was published.
+// settleBound updates the other bound ports, after the new policy was published.
 func (m *Manager) settleBound(changes []change) {
 	var tried []*boundPort
 	for _, ch := range changes {
@@ -144,7 +144,7 @@ func (m *Manager) retryBound() (won []*destination) {
 	return won
 }
 
-// bind has a port's socket do what its destination says. On an error it is not open.
+// bind makes a port's socket do what its destination says. On an error it is not open.
 func (m *Manager) bind(p *boundPort) error {
 	err := m.protocols[p.Protocol].Bind(p.Opening)
 	p.open, p.does = err == nil, p.Action
@@ -190,8 +190,7 @@ func (m *Manager) countBound() {
 	b.unbound.Store(int64(len(b.missing)) - taken)
 }
 
-// news is what one line of the log says: the addresses of one port of a service that
-// had the same happen to them.
+// news is one line of the log: the addresses of one service port that share a result.
 type news struct {
 	name  service.PortName
 	kind  service.AddressKind

@@ -38,7 +38,7 @@ func (m *Manager) lacks(p service.Protocol) error {
 // needsListener reports whether it is steered to a listening socket.
 func (d *destination) needsListener() bool { return d.Action == policy.Accept && !d.bound }
 
-// equal reports whether d is in force and no change is needed to get to e.
+// equal reports whether d is in force and equals e, so that nothing needs to change.
 func (d *destination) equal(e *destination) bool {
 	return d.needsListener() == (d.target.Port != 0) && d.bound == e.bound && d.own == e.own && d.whole == e.whole && d.Opening.Equal(&e.Opening)
 }
@@ -82,9 +82,8 @@ type change struct {
 	old, new *destination // nil: there was none, there is none
 }
 
-// compare returns what has to change for service ports to get from the destinations
-// that they had to those that they are to have. Where nothing changes, the old one is
-// put in the new one's place.
+// compare returns the changes from the destinations that service ports had to those that they will
+// have. Where nothing changes, it keeps the old destination.
 func compare(from, to [][]*destination) (changes []change) {
 	was := make(map[service.Destination]*destination)
 	for _, list := range from {

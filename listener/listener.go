@@ -99,8 +99,8 @@ type DataPath interface {
 	// withdrawn says that destinations that the policy before served are not
 	// steered to any more.
 	Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool)
-	// Prune closes the sockets of service ports that went, and what has passed its
-	// grace period. Nothing is steered to them any more.
+	// Prune closes the sockets of service ports that are gone, and those whose grace period has
+	// passed. Nothing is steered to them any more.
 	Prune()
 	// InGrace reports whether Prune must be called again soon.
 	InGrace() bool
@@ -114,10 +114,10 @@ type Flows interface {
 	Apply(table *policy.Table, host hostnet.Addresses)
 }
 
-// Descriptors is who has the descriptors that bound ports leave: connections. It is
-// safe for concurrent use.
+// Descriptors controls the descriptors that bound ports leave to connections. It is safe for
+// concurrent use.
 type Descriptors interface {
-	// HoldBack says how many descriptors are in use, or about to be.
+	// HoldBack sets how many descriptors are in use by bound ports, or about to be.
 	HoldBack(n int64)
 	// CanHoldBack returns why there may not be so many, or nil.
 	CanHoldBack(n int64) error

@@ -101,7 +101,7 @@ func (m *Manager) Apply(table *policy.Table) error {
 	m.planner.setRanges(m.serviceRanges(table, host), table.Snapshot().Others)
 	going, others := withdrawn(changes)
 	if len(going) > 0 {
-		// No new connection is to come where the new policy has no endpoint for it.
+		// No new connection must arrive where the new policy has no endpoint for it.
 		if err := m.steer(going, table, host); err != nil {
 			failed = append(failed, err)
 		}
@@ -162,9 +162,9 @@ func (m *Manager) changed(prev, next *policy.Table, host hostnet.Addresses) []se
 	return ids
 }
 
-// nodePortsAffected reports whether one of the service ports has, or had, an address
-// of this node as its own, with the number of another service port's node port. Then
-// that one loses or gets a destination, though it has not changed itself.
+// nodePortsAffected reports whether one of the service ports has, or had, its own address among
+// this node's, with another service port's node port as its port. Then that other one loses or
+// gains a destination, though it has not changed itself.
 func (m *Manager) nodePortsAffected(ids []service.PortID, prev, next *policy.Table, host hostnet.Addresses) bool {
 	for _, snap := range []*service.Snapshot{prev.Snapshot(), next.Snapshot()} {
 		for _, id := range ids {
@@ -279,10 +279,10 @@ func (m *Manager) warn(port *service.Port, problem error) {
 	m.once.Warn("Service "+port.Name.Name.String(), problem)
 }
 
-// Maintain does what has to be done from time to time: it follows the node's
-// addresses, drops lingering destinations that no connection uses any more, tries
-// again what Apply could not do and ports that other programs held, serves a protocol
-// that the kernel has got since, and has the steering verified. NextMaintenance says when it is due.
+// Maintain does the periodic work: it follows the node's addresses, drops lingering destinations
+// without connections, retries what Apply could not do and ports that other programs held, serves
+// a protocol that the kernel has gained, and verifies the steering. NextMaintenance says when it
+// is due.
 func (m *Manager) Maintain() (repaired bool, err error) {
 	table := m.table.Load()
 	if m.incomplete || m.regained() || !maps.Equal(m.host, m.currentHost()) {

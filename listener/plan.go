@@ -62,8 +62,8 @@ func newPlanner() planner {
 	}
 }
 
-// replace puts is in the place of was, which has the same address and port; either may
-// be nil. open says that a bound port has its socket.
+// replace replaces the destination was by is, which has the same address and port; either may be
+// nil. open says that a bound port has its socket.
 func (p *planner) replace(was, is *destination, open bool) {
 	if is != nil {
 		p.use(is, 1)
@@ -81,7 +81,7 @@ func (p *planner) replace(was, is *destination, open bool) {
 	p.place(is, open)
 }
 
-// place puts a destination into the set where it belongs.
+// place puts a destination into its set.
 func (p *planner) place(d *destination, open bool) {
 	action, target := d.Action, redirect.Target{Port: d.Port}
 	switch {
@@ -133,7 +133,7 @@ func (p *planner) count(uses map[netip.Addr]int, a netip.Addr, by int) {
 	}
 }
 
-// linger puts a destination among those that linger, or takes it out.
+// linger adds a destination to those that linger, or removes it.
 func (p *planner) linger(dst service.Destination, in bool) {
 	switch was := p.lingering.Has(dst); {
 	case in && !was:
@@ -195,7 +195,7 @@ func sources(table *policy.Table, host hostnet.Addresses) (list redirect.Sources
 	return list
 }
 
-// restart makes all sets of addresses anew.
+// restart builds all sets of addresses anew.
 func (p *planner) restart() {
 	p.moved = false
 	p.local, p.foreign = redirect.Builder[netip.Prefix, struct{}]{}, redirect.Builder[netip.Addr, struct{}]{}

@@ -13,8 +13,8 @@ const (
 	// refreshInterval is how often the counters take in the bytes of connections
 	// that are open.
 	refreshInterval = 15 * time.Second
-	// refreshShare is how many connections are refreshed before other work of the
-	// loop has its turn, and refreshPause the time until the next ones are.
+	// refreshShare is how many connections are refreshed before the loop does other work, and
+	// refreshPause the time until the next ones are.
 	refreshShare = 256
 	refreshPause = 2 * time.Millisecond
 )
@@ -42,7 +42,7 @@ type flusher recorder
 // HandleTimer hands on the records that have ended since the last time.
 func (f *flusher) HandleTimer(*poll.Timer) { f.shard.Flush() }
 
-// HandleTimer has the counters take in the bytes of connections that live long.
+// HandleTimer updates the counters with the bytes of long-lived connections.
 func (r *recorder) HandleTimer(*poll.Timer) {
 	next := refreshInterval
 	if r.shard.Refresh(refreshShare) {

@@ -73,9 +73,9 @@ type dataPath struct {
 	why  string
 }
 
-// relayAll notes why all connections are relayed, and removes what a process before left at
-// interfaces: nobody would follow its connections, nor tell it of Services. It is an error if
-// --datapath asks for the kernel.
+// relayAll records why all connections are relayed, and removes what an earlier process left at
+// interfaces, because no process would maintain it. It is an error if --datapath demands the
+// kernel.
 func (p *Proxy) relayAll(why error) error {
 	o := &p.config
 	if o.DataPath == KernelPath {

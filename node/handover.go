@@ -362,8 +362,8 @@ func (p *Proxy) moveSessions(c *handover.Conn) {
 // restPause is the time between two looks at whether somebody steers.
 const restPause = time.Second
 
-// rest waits for the signal to end where a kubelet would start the container again, which
-// would take over in its turn. It also returns when nobody steers any more.
+// rest waits for the signal to end, where a kubelet would otherwise start the container again,
+// which would take over in turn. It also returns when no process steers any more.
 func (p *Proxy) rest(ctx context.Context) {
 	if p.cluster == nil || p.managed || p.successor == nil && p.waiting == nil {
 		return

@@ -172,7 +172,7 @@ func (p *Proxy) openRest() error {
 	return errors.Join(p.openLive(), p.openDNS())
 }
 
-// logSquatters names who has the name of the lock and may not steer.
+// logSquatters logs which processes hold the name of the lock without the right to steer.
 func (p *Proxy) logSquatters() {
 	if p.lock == nil {
 		return // the running process has told

@@ -117,7 +117,7 @@ func (p *ports) inherit(from *handover.Sockets) {
 	}
 }
 
-// serve has the inherited sockets accept, and closes those that nobody has asked for.
+// serve makes the inherited sockets accept, and closes those that were not claimed.
 func (p *ports) serve() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -44,8 +44,8 @@ func (w *Worker) Probe(l *Link, clientFD, endpointFD int) sys.Errno {
 	return 0
 }
 
-// Prepend has bytes sent to the endpoint before the client's, before the first Probe of a
-// link. They are at most 64 KiB - 1.
+// Prepend queues bytes, at most 64 KiB - 1, to be sent to the endpoint before the client's. Call
+// it before the first Probe of a link.
 func (w *Worker) Prepend(l *Link, p []byte) {
 	d := &l.sides[client]
 	*d = side{state: probed | readable}

@@ -8,19 +8,19 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// changesBuffer is how much the kernel may keep of what it tells: some 1,000 changes, as when a
+// changesBuffer is how many bytes of changes the kernel may queue: some 1,000 changes, as when a
 // node starts hundreds of pods.
 const changesBuffer = 4 << 20
 
-// changes tells which interfaces change. If nobody reads for too long, the kernel drops what it
-// tells, and the channel is closed.
+// changes reports which interfaces change. If its reader is too slow, the kernel drops changes,
+// and the channel is closed.
 type changes struct {
 	namespace int
 	updates   chan netlink.LinkUpdate // nil before begin
 	done      chan struct{}
 }
 
-// begin listens, again if it has done so. What has changed before is not told.
+// begin starts listening, or starts again. It does not report earlier changes.
 func (c *changes) begin() error {
 	c.end()
 	o := netlink.LinkSubscribeOptions{ReceiveBufferSize: changesBuffer, ReceiveBufferForceSize: true}
@@ -52,8 +52,8 @@ func (c *changes) end() {
 	c.updates = nil
 }
 
-// waiting returns the interfaces of a change and of those that wait behind it, so that one look
-// is for all of them.
+// waiting returns the interfaces of a change and of the changes queued behind it, so that one look
+// covers all of them.
 func (c *changes) waiting(first netlink.LinkUpdate) map[int]bool {
 	const most = 4096 // a look must come
 	indices := map[int]bool{int(first.Index): true}

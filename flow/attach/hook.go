@@ -19,7 +19,7 @@ import (
 type hook interface {
 	// there reports whether it is still at the interface.
 	there() bool
-	// release lets go of it. With keep, it stays if it can without the process.
+	// release gives up the program. With keep, it stays if it can stay without the process.
 	release(keep bool)
 }
 
@@ -88,8 +88,8 @@ func (h *tcxHook) release(keep bool) {
 const (
 	// filterName begins the names of filters.
 	filterName = "sluice-flows-"
-	// filterHandle tells them from others' filters of the same priority, the first. Among
-	// those the kernel puts the newest first.
+	// filterHandle distinguishes them from other programs' filters of the same priority, the
+	// first. Among those the kernel puts the newest first.
 	filterHandle = 0x51ce
 )
 

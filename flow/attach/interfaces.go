@@ -20,19 +20,20 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// repairInterval is how often it is checked that the programs are where they should be.
+// repairInterval is the time between checks that the programs are still attached.
 const repairInterval = 5 * time.Second
 
-// changesPause is how long after a loss changes are listened for again. Then all is looked at.
+// changesPause is the time after a loss of changes until listening starts again, with a look at
+// all interfaces.
 const changesPause = 100 * time.Millisecond
 
 // Programs are those of one kind of interfaces.
 type Programs struct{ Egress, Ingress *ebpf.Program }
 
-// Follower is asked by one goroutine about each look at the interfaces.
+// Follower is called by one goroutine about each look at the interfaces.
 type Follower interface {
-	// Follow hears of all interfaces, and of those among them that have the programs for
-	// Ethernet. Those that are changed may be others than before.
+	// Follow receives all interfaces, and those among them that have the programs for Ethernet.
+	// Those that are changed may differ from the last call.
 	Follow(all, ethernet []netlink.Link, changed func(index int) bool)
 	// Changed receives when something has changed that only the Follower sees.
 	Changed() <-chan struct{}
@@ -58,9 +59,9 @@ type Options struct {
 	Repair  time.Duration // tests: instead of 5 s
 }
 
-// Interfaces keeps the programs at all interfaces: by tcx (Linux 6.6), else by clsact. They come before
-// those of others: one that ends the look at a packet would leave it untranslated in one
-// direction.
+// Interfaces keeps the programs at all interfaces: by tcx (Linux 6.6), else by clsact. They run
+// before other programs, because one of these may end the processing of a packet, which would then
+// be translated in one direction only.
 type Interfaces struct {
 	options       Options
 	nl            *netlink.Handle
@@ -175,8 +176,8 @@ func (i *Interfaces) run() {
 func all(int) bool  { return true }
 func none(int) bool { return false }
 
-// follow attaches the programs to the interfaces that are new, or that somebody took them
-// from, and lets go of those that are gone. Those that are changed may have other ways.
+// follow attaches the programs to interfaces that are new or that lost them, and releases those of
+// interfaces that are gone. The ways of changed interfaces may have changed.
 func (i *Interfaces) follow(changed func(index int) bool) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -242,7 +243,7 @@ func (i *Interfaces) programsFor(a *netlink.LinkAttrs) *Programs {
 
 func (i *Interfaces) attach(p *Programs, index int) (h hooks, err error) {
 	err = sys.InNetNS(i.options.Namespace, func() (err error) {
-		// Without the way back there must be no way there.
+		// Packets must not go one way if they cannot come back.
 		if h.egress, err = i.at(p.Egress, egressSide, index); err == nil && p.Ingress != nil {
 			h.ingress, err = i.at(p.Ingress, ingressSide, index)
 		}

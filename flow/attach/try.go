@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
-// Try tells why an interface of the calling thread's network namespace takes no programs at tcx.
-// It attaches one that does nothing behind all others, for a moment. Where there is no tcx, it
-// tries nothing.
+// Try returns why an interface of the calling thread's network namespace takes no programs at tcx.
+// It attaches a program that does nothing behind all others, for a moment. Where there is no tcx,
+// it tries nothing.
 func Try() error {
 	const tcxNext = -1
 	nothing, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, tcxNext), asm.Return()}})

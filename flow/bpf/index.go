@@ -89,7 +89,7 @@ func (x *Index) Find(t *KernelTuple) Reference {
 	return 0
 }
 
-// Exchange puts a reference, or 0 for none, in the place of what a tuple has for a flow. It
+// Exchange replaces the reference that a tuple has to a flow by another one, or removes it (0). It
 // reports whether the flow had the tuple.
 func (x *Index) Exchange(t *KernelTuple, flow uint32, to Reference) bool {
 	hash := x.Hash(t)

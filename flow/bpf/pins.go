@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// What all that a process leaves depends on: what the maps hold, and how the index finds it.
+// What a process leaves behind depends on these: the maps' layout, and how the index finds it.
 var (
 	//go:embed layout.h
 	layoutText string

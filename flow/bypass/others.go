@@ -85,7 +85,7 @@ func (o *others) open() (err error) {
 	return nil
 }
 
-// isMissing reports whether the kernel does not have what was asked for.
+// isMissing reports whether the kernel lacks the feature.
 func isMissing(err error) bool {
 	return errors.Is(err, syscall.EPROTONOSUPPORT) || errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EINVAL)
 }
@@ -225,9 +225,10 @@ type Node struct {
 	Masquerade  bool   // the node gives some packets an address of its own: they must have it already
 }
 
-// ofNode names what looks at packets of the node's own connections, or at packets that arrive at some
-// interface: rules that judge them, a program of netfilter, a program at lo's egress, a strict check of
-// sources at all interfaces, or that lo does not forward, so that programs at lo cannot ask for routes.
+// ofNode names what looks at packets of the node's own connections, or at packets that arrive at
+// some interface: rules that judge them, a program of netfilter, a program at lo's egress, or a
+// strict source check at all interfaces. It also names lo's forwarding setting if that keeps
+// programs at lo from asking for routes.
 func (o *others) ofNode() (n Node, err error) {
 	if err = o.nftables(); err != nil {
 		return n, err

@@ -315,7 +315,7 @@ func (r *routes) signalMoved() {
 	}
 }
 
-// take returns which interfaces routes have changed for since it was called last.
+// take returns the interfaces whose routes have changed since its last call.
 func (r *routes) take() func(index int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -324,8 +324,8 @@ func (r *routes) take() func(index int) bool {
 	return func(index int) bool { return all || moved[index] }
 }
 
-// limit takes the way into an interface from packets, if a route allows less than the
-// interface does.
+// limit removes the way into an interface if a route there allows a smaller MTU than the
+// interface.
 func (r *routes) limit(a *netlink.LinkAttrs, ways Way) Way {
 	r.mu.Lock()
 	defer r.mu.Unlock()
