@@ -62,6 +62,7 @@ func parseFlags(args []string) (*options, error) {
 	open := f.Int("open", 0, "`N`: hold N connections open at once, go to the limit of descriptors, and back; uses the first of -peers, or sluice")
 	lookedAt := f.Bool("looked-at", false, "measure what looking at the running product costs connections; -seconds should be 3 or more")
 	look := f.String("look", "all,page,top,conns,tap,nobody", "`names` of ways to look, for -looked-at, separated by commas; beside the default each record, /v1/rates, /v1/tap, /v1/history, /v1/connections and /v1/status")
+	page := f.Bool("page", false, "measure what proxy and browser take while the page is open, with 300 services; -seconds should be 5 or more")
 	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each steering mode, measure start, changes and memory, and write that part of the page")
 	inScale := f.Bool("scale", false, "start the product, and the kube-proxy of -kube-proxy, at sizes that users have published and larger ones, and write docs/scale.md")
 	sctp := f.Bool("sctp", false, "measure the SCTP columns in a guest kernel that has SCTP, and write that part of the page")
@@ -127,6 +128,7 @@ func parseFlags(args []string) (*options, error) {
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
 	watch(*lookedAt, func(b *bench) error { return b.lookAt(*look) })
+	watch(*page, (*bench).watchPage)
 	if *inSync || *inScale {
 		if *inSync && *inScale {
 			modes++
@@ -152,7 +154,7 @@ func parseFlags(args []string) (*options, error) {
 		}
 	}
 	if modes > 1 {
-		return nil, errors.New("-from, -soak, -slow-reader, -open, -looked-at, -sync, -scale and -sctp are separate runs: one at a time")
+		return nil, errors.New("-from, -soak, -slow-reader, -open, -looked-at, -page, -sync, -scale and -sctp are separate runs: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"

@@ -152,6 +152,10 @@ func (c *churner) finish(i int) {
 	t := now()
 	c.total++
 	c.m.done(t, p.started)
+	if c.spec.Every > 0 {
+		p.fd, p.retryAt = -1, p.started+int64(c.spec.Every)
+		return
+	}
 	c.open(i, t)
 }
 

@@ -61,6 +61,7 @@ type Spec struct {
 	Flood   int          // new clients a second of PortUDPFlood beside the load, each with one datagram; IPv4 only
 
 	Warmup, Measure time.Duration
+	Every           time.Duration // Churn: from the begin of a client's connection to that of its next one; 0 for no pause
 	MaxConns        uint64        // Churn: the measurement ends after this number; 0 for no limit
 	Slice           time.Duration // Churn: also count in slices of this length; 0 for none
 

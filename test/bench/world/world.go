@@ -95,17 +95,33 @@ func (w *World) Strangers(addrs netip.Prefix) error {
 		w.Node:   {Dst: ipNet(addrs), Gw: w.Clients[0].AsSlice()},
 		w.Client: {Dst: ipNet(addrs), Type: unix.RTN_BLACKHOLE},
 	} {
-		h, err := netlink.NewHandleAt(ns.handle, unix.NETLINK_ROUTE)
-		if err != nil {
-			return fmt.Errorf("netlink: %w", err)
-		}
-		err = h.RouteAdd(route)
-		h.Close()
-		if err != nil {
+		if err := ns.addRoute(route); err != nil {
 			return fmt.Errorf("route to %s: %w", addrs, err)
 		}
 	}
 	return nil
+}
+
+// Pods makes a range of unused addresses the server's, by one route. Only for an IPv4 World.
+func (w *World) Pods(addrs netip.Prefix) error {
+	for ns, route := range map[*Namespace]*netlink.Route{
+		w.Node:   {Dst: ipNet(addrs), Gw: w.Endpoints[0].AsSlice()},
+		w.Server: {Dst: ipNet(addrs), LinkIndex: 1, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}, // lo
+	} {
+		if err := ns.addRoute(route); err != nil {
+			return fmt.Errorf("route to %s: %w", addrs, err)
+		}
+	}
+	return nil
+}
+
+func (n *Namespace) addRoute(route *netlink.Route) error {
+	h, err := netlink.NewHandleAt(n.handle, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	defer h.Close()
+	return h.RouteAdd(route)
 }
 
 // Close removes the World and kills its processes.
