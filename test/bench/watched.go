@@ -108,7 +108,7 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 		err    error
 	}
 	done := make(chan ended, 1)
-	whole := 2 * time.Duration(len(watches)) * (watchedRest + w.b.opts.measure + time.Second)
+	whole := 2 * time.Duration(len(watches)) * (watchedRest + w.b.opts.measure + 3*time.Second)
 	go func() {
 		r, err := w.load(load.Spec{
 			Kind: load.Churn, Clients: watchedClients, Every: watchedClients * time.Second / watchedRate, Close: load.ServerCloses,

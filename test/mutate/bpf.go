@@ -53,5 +53,8 @@ func (m *mutation) compile(root, dir string, text []byte) (map[string]string, er
 
 // place is the package that a mistake is built into.
 func (m *mutation) place() string {
+	if strings.HasPrefix(m.file, "web/assets/") {
+		return "web" // which embeds it
+	}
 	return filepath.Dir(m.file)
 }

@@ -122,7 +122,9 @@ func (r *runner) test(ctx context.Context, m *mutation, overlay, program string)
 		cmd = r.command(ctx, dir, []string{"SLUICE_BIN=" + program},
 			"tool", "test2json", r.tests, "-test.v=test2json", "-test.timeout", testTimeout.String(), "-test.run", pattern(m.test))
 	} else {
-		cmd = r.command(ctx, dir, nil, "test", "-json", "-count=1", "-vet=off", "-overlay", overlay, "-timeout", testTimeout.String(), "-run", pattern(m.test))
+		// Tests that build the product do it with the mistake, too.
+		flags := "GOFLAGS=" + os.Getenv("GOFLAGS") + " -overlay=" + overlay
+		cmd = r.command(ctx, dir, []string{flags}, "test", "-json", "-count=1", "-vet=off", "-timeout", testTimeout.String(), "-run", pattern(m.test))
 	}
 	out, err := cmd.Output()
 	if ctx.Err() != nil {

@@ -83,6 +83,21 @@ var views = []mutation{
 		pkg: "cmd/sluice/internal/allnodes", test: "TestOneNode",
 	},
 	{
+		name: "page-not-paused", what: "a page that is paused goes on asking and drawing",
+		file: "web/assets/js/store.js", old: "  rest(on);\n", new: "",
+		pkg: "test/web", test: "TestPage/Records",
+	},
+	{
+		name: "page-clients-at-full", what: "the map's clients add up to more than what is new, where each comes once",
+		file: "web/assets/js/store.js", old: "if (!first) for (const name of smooth) fresh[name] *= share;", new: "",
+		pkg: "test/web", test: "TestNumbers",
+	},
+	{
+		name: "page-blames-the-saved", what: "the map blames an endpoint for attempts alone, and not for connections that it resets",
+		file: "web/assets/js/store.js", old: "r.broken + r.failed_attempts", new: "r.failed_attempts",
+		pkg: "test/web", test: "TestPage/Blame",
+	},
+	{
 		name: "exemplar-of-fast", what: "histograms name connections that were not slow",
 		file: "conntrack/counters.go", old: "if ns > int64(slow) {", new: "if ns > 0 {",
 		pkg: "admin", test: "TestExemplars",

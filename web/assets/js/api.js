@@ -42,6 +42,28 @@ export async function get(path, params, signal) {
   return (await answer(path, params, signal)).json();
 }
 
+let resting = false; // nothing is asked again until somebody goes on
+const pausing = new EventTarget();
+
+/** Stops all that follows and polls, or has it go on. */
+export function rest(on) {
+  if (resting === on) return;
+  resting = on;
+  pausing.dispatchEvent(new Event("change"));
+}
+
+const asleep = () => document.hidden || resting;
+
+/** Calls f when the page is hidden, seen, paused or goes on. Returns how to stop that. */
+function whenSeen(f) {
+  document.addEventListener("visibilitychange", f);
+  pausing.addEventListener("change", f);
+  return () => {
+    document.removeEventListener("visibilitychange", f);
+    pausing.removeEventListener("change", f);
+  };
+}
+
 const whole = 16 << 20; // characters of the longest line
 
 /** Calls line with each object of a stream, until it ends or is aborted. */
@@ -69,8 +91,8 @@ async function read(path, params, signal, opened, line) {
 export const lines = (path, params, signal, line) => read(path, params, signal, () => {}, line);
 
 /**
- * Follows a stream, and opens it again when it ends. While the page is hidden it is
- * closed: a browser has six connections to a server, for all its tabs. trouble is told
+ * Follows a stream, and opens it again when it ends. While the page is hidden or paused it
+ * is closed: a browser has six connections to a server, for all its tabs. trouble is told
  * of each error, and with null when the stream is open. Returns how to stop it.
  */
 export function follow(path, params, line, trouble = () => {}) {
@@ -84,7 +106,7 @@ export function follow(path, params, line, trouble = () => {}) {
     running = null;
   };
   const start = async () => {
-    if (stopped || document.hidden || running) return;
+    if (stopped || asleep() || running) return;
     const control = new AbortController();
     running = control;
     try {
@@ -104,18 +126,17 @@ export function follow(path, params, line, trouble = () => {}) {
     timer = setTimeout(start, pause);
     pause = Math.min(pause * 2, 8000);
   };
-  const seen = () => (document.hidden ? stop() : start());
-  document.addEventListener("visibilitychange", seen);
+  const unwatch = whenSeen(() => (asleep() ? stop() : start()));
   start();
   return () => {
     stopped = true;
-    document.removeEventListener("visibilitychange", seen);
+    unwatch();
     stop();
   };
 }
 
 /**
- * Calls ask again and again while the page is seen, with a pause after each answer:
+ * Calls ask again and again while the page is seen and not paused, with a pause after each answer:
  * rest ms, but at least ten times what the answer took. Returns how to stop it, and to
  * ask at once.
  */
@@ -140,11 +161,10 @@ export function poll(rest, ask) {
     } finally {
       running = null;
       const pause = again ? 0 : Math.max(rest, 10 * (performance.now() - began));
-      if (!stopped) timer = setTimeout(start, Math.min(pause, 30000));
+      if (!stopped && !asleep()) timer = setTimeout(start, Math.min(pause, 30000));
     }
   };
-  const seen = () => (document.hidden ? clearTimeout(timer) : start());
-  document.addEventListener("visibilitychange", seen);
+  const unwatch = whenSeen(() => (asleep() ? clearTimeout(timer) : start()));
   start();
   return {
     now: start,
@@ -152,7 +172,7 @@ export function poll(rest, ask) {
       stopped = true;
       clearTimeout(timer);
       running?.abort();
-      document.removeEventListener("visibilitychange", seen);
+      unwatch();
     },
   };
 }

@@ -54,3 +54,16 @@ export function keyed(parent, list, key, make, change) {
   for (const [k, node] of old) if (now.get(k) !== node) node.remove();
   parent.keyed = now;
 }
+
+/** Returns what calls f before the browser draws next, once for all calls until then. */
+export function soon(f) {
+  let due = false;
+  return () => {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => {
+      due = false;
+      f();
+    });
+  };
+}

@@ -107,3 +107,6 @@ const broken = new Set(["connect_failed", "no_endpoints", "endpoint_reset", "end
 
 /** Whether an end is a failure, as the rates count it. */
 export const isFailure = (end) => broken.has(end);
+
+/** Compares names, and numbers in them as numbers. */
+export const byName = new Intl.Collator("en", { numeric: true }).compare;

@@ -4,7 +4,7 @@ import { el } from "/js/dom.js";
 
 const keys = [
   ["1 to 6", "go to a view"], ["/", "go to the filter"], ["↑ ↓ ← →", "move over the map, or over rows"], ["Enter", "select, or open"],
-  ["Esc", "close the selection"], ["p", "pause or go on, in Records"], ["?", "this list"],
+  ["Esc", "close the selection"], ["p", "pause, or go on"], ["?", "this list"],
 ];
 
 export function help() {

@@ -1,7 +1,7 @@
 // The page: views, what is selected, keys.
 
 import { el, text, attribute } from "/js/dom.js";
-import { begin, emit, on, select, setFilter, setNode, store } from "/js/store.js";
+import { begin, emit, on, pause, select, setFilter, setNode, store } from "/js/store.js";
 import { filterBox } from "/js/filter.js";
 import { strip } from "/js/strip.js";
 import { panel } from "/js/panel.js";
@@ -136,7 +136,8 @@ for (const event of ["status", "filter"]) on(event, chooser);
 function state() {
   const s = store.status;
   let kind = "good", said = "ready", more = "";
-  if (store.trouble) [kind, said, more] = ["bad", "no answer", store.trouble];
+  if (store.paused) [kind, said] = ["wait", "paused"];
+  else if (store.trouble) [kind, said, more] = ["bad", "no answer", store.trouble];
   else if (!s) [kind, said] = ["wait", "asking"];
   else if (!s.ready) [kind, said, more] = ["bad", "not in force", s.trouble ?? ""];
   else if (s.nodes?.some((n) => n.trouble)) [kind, said, more] = ["warn", away(s.nodes), s.nodes.filter((n) => n.trouble).map((n) => n.node + ": " + n.trouble).join("\n")];
@@ -149,8 +150,14 @@ function state() {
   text($("node"), s?.node ?? "");
   document.title = s?.node ? "Sluice on " + s.node : "Sluice";
 }
-for (const event of ["status", "trouble"]) on(event, state);
+for (const event of ["status", "trouble", "paused"]) on(event, state);
 state();
+
+$("pause").addEventListener("click", () => pause(!store.paused));
+on("paused", () => {
+  text($("pause"), store.paused ? "Go on" : "Pause");
+  attribute($("pause"), "aria-pressed", String(store.paused));
+});
 
 const themes = ["", "light", "dark"];
 const labels = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
@@ -187,8 +194,8 @@ addEventListener("keydown", (e) => {
     e.preventDefault();
     box.focus();
   } else if (e.key === "?") keys.open();
+  else if (e.key === "p") pause(!store.paused);
   else if (/^[1-6]$/.test(e.key)) go(views[e.key - 1]);
-  else current?.made.key?.(e);
 });
 
 addEventListener("hashchange", arrive);

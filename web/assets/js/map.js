@@ -1,6 +1,6 @@
 // The map: clients, Services and endpoints, and between them lines as wide as what flows.
 
-import { el, svg, text, attribute, keyed } from "/js/dom.js";
+import { el, svg, text, attribute, keyed, soon } from "/js/dom.js";
 import { model, badness } from "/js/mapmodel.js";
 import { count, rate, bytes } from "/js/format.js";
 import { emit, on, select, store, watchClients } from "/js/store.js";
@@ -240,7 +240,8 @@ export function mapView() {
 
   new ResizeObserver(() => root.isConnected && connect()).observe(board);
   addEventListener("scroll", () => root.isConnected && board.dataset.room === "none" && connect(), { passive: true }); // clients stay where they are seen
-  for (const event of ["frame", "clients", "services", "selection", "status"]) on(event, draw);
+  const changed = soon(draw);
+  for (const event of ["frame", "clients", "services", "selection", "status"]) on(event, changed);
 
   return {
     root,

@@ -1,7 +1,7 @@
 // What the map shows: clients, Services and endpoints, few enough to be read, and the
 // lines between them. It knows no elements.
 
-import { namespace, bare } from "/js/format.js";
+import { namespace, bare, byName } from "/js/format.js";
 import { blamed, drained, edgeKey, serviceKey, store } from "/js/store.js";
 
 const limits = {
@@ -11,7 +11,6 @@ const limits = {
   endpoints: 42, // more are grouped by their Services
 };
 
-const byName = (a, b) => a.localeCompare(b, "en", { numeric: true });
 const zero = () => ({ opened: 0, open: 0, bytes: 0, failed: 0, saved: 0, tries: 0 });
 
 function add(sum, row, failures) {

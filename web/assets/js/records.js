@@ -10,6 +10,7 @@ import { at, drawEndpoint } from "/js/connections.js";
 import { on, select, store } from "/js/store.js";
 
 const most = 300; // records that are shown
+const drawn = 1000; // ms from one drawing of the list to the next
 const kept = new Map(); // records of connections that have ended, by their number and node
 const mostKept = 3000;
 
@@ -31,10 +32,7 @@ export function recordOf(id, time, proxy) {
 
 export function recordsView() {
   let stop = null;
-  let paused = false;
   let opens = false;
-  let waiting = []; // records that came while it was paused
-  let missed = 0;
   let shown = [];
   let lost = 0;
   let missing = 0; // records of before that the proxy does not have
@@ -42,7 +40,6 @@ export function recordsView() {
   let failed = null;
   let due = false;
 
-  const pause = el("button", { type: "button", onclick: toggle });
   const withOpens = el("input", { type: "checkbox", onchange: () => {
     opens = withOpens.checked;
     restart();
@@ -51,20 +48,10 @@ export function recordsView() {
   const body = el("tbody");
   const note = el("p", { class: "empty" });
   const root = el("div", { class: "records" },
-    el("div", { class: "tools" }, pause, el("label", {}, withOpens, " also as they open"), exporter("records", past), state),
+    el("div", { class: "tools" }, el("label", {}, withOpens, " also as they open"), exporter("records", past), state),
     el("div", { class: "tabled" }, el("div", { class: "scroll" }, el("table", { "aria-label": "Records" },
       el("thead", {}, el("tr", {}, ["Ended", "Client", "Service", "Endpoint", "Attempts", "Lasted", "Bytes", "End"].map((h, i) => el("th", { scope: "col", class: i >= 4 && i <= 6 ? "number" : "" }, h)))),
       body)), note));
-
-  function toggle() {
-    paused = !paused;
-    if (!paused) {
-      shown = [...waiting.reverse(), ...shown].slice(0, most);
-      waiting = [];
-      missed = 0;
-    }
-    draw();
-  }
 
   function line(r) {
     if (r.lost) {
@@ -73,23 +60,15 @@ export function recordsView() {
       r.number = ++number;
       r.at = Date.parse(r.time) + r.duration_us / 1000;
       if (r.end) keep(r);
-      if (paused) {
-        waiting.push(r);
-        if (waiting.length > most) {
-          waiting.shift();
-          missed++;
-        }
-      } else {
-        shown.unshift(r);
-        shown.length = Math.min(shown.length, most);
-      }
+      shown.unshift(r);
+      shown.length = Math.min(shown.length, most);
     }
     if (due) return;
     due = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => {
       due = false;
-      draw();
-    });
+      if (!store.paused) draw();
+    }, drawn);
   }
 
   const identity = (r) => r.id + at(r) + " " + r.time;
@@ -108,7 +87,7 @@ export function recordsView() {
   async function fill(signal) {
     const list = await past(most, signal).catch(() => []); // a proxy without a past
     if (signal.aborted) return;
-    const seen = new Set([...shown, ...waiting].filter((r) => r.end).map(identity));
+    const seen = new Set(shown.filter((r) => r.end).map(identity));
     for (const r of list) {
       if (seen.has(identity(r))) continue;
       r.number = ++number;
@@ -154,9 +133,7 @@ export function recordsView() {
   }
 
   function draw() {
-    text(pause, paused ? "Go on" : "Pause");
-    attribute(pause, "aria-pressed", String(paused));
-    let said = paused ? `paused; ${waiting.length + missed} came since` + (missed ? `, of which the last ${most} are kept` : "") : "";
+    let said = "";
     if (lost) said += (said ? "; " : "") + lost + " were too fast for this page";
     if (missing) said += (said ? "; " : "") + missing + " of before are missing";
     text(state, said);
@@ -183,8 +160,6 @@ export function recordsView() {
 
   on("filter", () => {
     shown = [];
-    waiting = [];
-    missed = 0;
     restart();
     draw();
   });
@@ -199,11 +174,6 @@ export function recordsView() {
     hide() {
       stop?.();
       stop = null;
-    },
-    key(e) {
-      if (e.key !== "p") return false;
-      toggle();
-      return true;
     },
   };
 }

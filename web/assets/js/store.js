@@ -1,12 +1,12 @@
 // What the page knows: the configuration, the rates of now, and those of before.
 
-import { askNode, follow, get, poll, Refused } from "/js/api.js";
+import { askNode, follow, get, poll, Refused, rest } from "/js/api.js";
 import { host } from "/js/format.js";
 import { kept, own } from "/js/history.js";
 
 const listeners = new Map();
 
-/** Calls f when something has changed: frame, past, services, status, filter, selection, clients, trouble, asked. */
+/** Calls f when something has changed: frame, past, services, status, filter, selection, clients, trouble, asked, paused. */
 export function on(event, f) {
   if (!listeners.has(event)) listeners.set(event, new Set());
   listeners.get(event).add(f);
@@ -28,6 +28,7 @@ export const store = {
   partial: false, // the filter has terms that only connections have
   servicesKnown: false,
   status: null,
+  paused: false, // nothing is asked, and nothing changes
   trouble: null, // why the proxy does not answer
   total: null, // rates of all
   edges: new Map(), // rates by service and endpoint
@@ -190,7 +191,16 @@ export function begin() {
   again();
 }
 
+/** Pauses the page, or has it go on. */
+export function pause(on) {
+  if (store.paused === on) return;
+  store.paused = on;
+  rest(on);
+  emit("paused");
+}
+
 function again() {
+  pause(false); // what is asked for now shall be seen
   stopRates();
   store.edges = new Map();
   store.byService = new Map();

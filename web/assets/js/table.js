@@ -1,7 +1,7 @@
 // Tables: sorted by a click on a column, in pages, with rows that the keyboard moves over.
 
 import { el, text, attribute, keyed } from "/js/dom.js";
-import { count } from "/js/format.js";
+import { byName, count } from "/js/format.js";
 
 /**
  * Returns a table. Columns have a key, a label, perhaps number, sort (how a row
@@ -83,7 +83,7 @@ export function table({ label, columns, key, open, sort, page = 50, query, empty
     const sign = by.down ? -1 : 1;
     return (a, b) => {
       const x = column.sort(a), y = column.sort(b);
-      const n = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y;
+      const n = typeof x === "string" ? byName(x, y) : x - y;
       return n !== 0 ? sign * n : key(a) < key(b) ? -1 : 1;
     };
   }
