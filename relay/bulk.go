@@ -7,9 +7,9 @@ import (
 )
 
 // A direction starts with small socket buffers, so that a reader that stops reading
-// pins little kernel memory. A direction that delivers many bytes gets large
+// holds little kernel memory. A direction that delivers many bytes gets large
 // buffers. The kernel never discards received bytes, or written bytes that the peer
-// has not read. So a fast reader that stops reading pins all of its buffers, and
+// has not read. So a fast reader that stops reading holds all of its buffers, and
 // Config.MaxBulk bounds how many directions have large ones at the same time. The
 // others keep small buffers. A direction returns to small buffers when the link
 // ends, or when a check finds that it delivered little since the last check and has
