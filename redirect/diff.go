@@ -32,7 +32,7 @@ type Delta[K Key] struct{ Add, Drop []K }
 // Size is the number of elements that change.
 func (d *Delta[K]) Size() int { return len(d.Add) + len(d.Drop) }
 
-// Empty tells whether nothing has to be done.
+// Empty reports whether nothing has to be done.
 func (c *Changes) Empty() bool { return c.Size() == 0 }
 
 // Size is the number of elements that change.
@@ -58,7 +58,7 @@ func (c *Changes) Touched(yield func(service.Destination) bool) {
 	}
 }
 
-// Rehomes tells whether an address moves between Local and NonLocal, in which case
+// Rehomes reports whether an address moves between Local and NonLocal, in which case
 // it may have destinations that stay.
 func (c *Changes) Rehomes(from, to *Plan) bool {
 	return slices.ContainsFunc(c.NonLocal.Add, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
@@ -143,7 +143,7 @@ func Joined(a, b Set[netip.Prefix]) Set[netip.Prefix] {
 	return both
 }
 
-// IsLocal tells whether an address lies in one of the ranges of Plan.Local.
+// IsLocal reports whether an address lies in one of the ranges of Plan.Local.
 func IsLocal(local Set[netip.Prefix], a netip.Addr) bool {
 	_, is := within(local, a, a.BitLen())
 	return is

@@ -123,7 +123,7 @@ func holderOf(name string) (h Holder, listens bool) {
 	return Holder{PID: int(cred.Pid), UID: cred.Uid}, true
 }
 
-// maySteer tells whether the process has the right to steer. A process in another
+// maySteer reports whether the process has the right to steer. A process in another
 // container cannot be seen from here; then its user decides.
 func (h Holder) maySteer() bool {
 	if h.PID != 0 {

@@ -55,7 +55,7 @@ func (m Map[K, V]) Get(k K) (v V, is bool) {
 	return v, is
 }
 
-// Has tells whether a key is in the map.
+// Has reports whether a key is in the map.
 func (m Map[K, V]) Has(k K) bool {
 	_, is := m.Get(k)
 	return is
@@ -108,7 +108,7 @@ func (m Map[K, V]) Without(k K) Map[K, V] {
 	return b.Map()
 }
 
-// Equal tells whether two maps hold the same.
+// Equal reports whether two maps hold the same.
 func (m Map[K, V]) Equal(o Map[K, V]) bool {
 	if m.size != o.size {
 		return false
@@ -191,7 +191,7 @@ func (b *Builder[K, V]) Map() Map[K, V] {
 	return b.made
 }
 
-// Has tells whether a key is there.
+// Has reports whether a key is there.
 func (b *Builder[K, V]) Has(k K) bool { return b.made.Has(k) }
 
 // Len is the number of keys.

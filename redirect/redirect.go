@@ -121,7 +121,7 @@ type Plan struct {
 // Sources are at most one address of each family, by service.Family.
 type Sources [2]netip.Addr
 
-// Names tells whether the plan steers, refuses or silences a destination.
+// Names reports whether the plan steers, refuses or silences a destination.
 func (p *Plan) Names(d service.Destination) bool {
 	return p.Steer.Has(d) || p.Refuse.Has(d) || p.Silent.Has(d)
 }
@@ -137,7 +137,7 @@ type Redirector interface {
 	// again is safe.
 	Apply(Plan) error
 	// Verify checks that what was applied is still in the kernel and puts back
-	// what is missing. It tells whether there was anything to put back.
+	// what is missing. It reports whether there was anything to put back.
 	Verify() (repaired bool, err error)
 	// Changed delivers a value when Verify should be called at once, because another
 	// program may have changed what Apply put there, a few times a second at most. Our
@@ -150,7 +150,7 @@ type Redirector interface {
 	Leave()
 }
 
-// Validate tells what is wrong with a plan whose difference to a valid one is
+// Validate returns what is wrong with a plan whose difference to a valid one is
 // given, or nil. It looks at the difference only.
 func (c *Changes) Validate(to *Plan) error {
 	for _, s := range c.Steer {
@@ -182,7 +182,7 @@ func firstWrong[K fmt.Stringer](what string, keys []K, check func(K) error) erro
 	return nil
 }
 
-// check tells what is wrong with a destination that the plan steers, refuses or
+// check returns what is wrong with a destination that the plan steers, refuses or
 // silences: it may be in one of these sets only.
 func (p *Plan) check(d service.Destination) error {
 	switch steered, refused, silent := p.Steer.Has(d), p.Refuse.Has(d), p.Silent.Has(d); {
@@ -266,7 +266,7 @@ func checkPort(d service.Destination) error {
 
 var errNotPlain = errors.New("not a plain IPv4 or IPv6 address")
 
-// CheckAddr tells why destinations of a plan cannot be on an address, or nil.
+// CheckAddr returns why destinations of a plan cannot be on an address, or nil.
 func CheckAddr(a netip.Addr) error {
 	if !isPlain(a) {
 		return errNotPlain
@@ -276,7 +276,7 @@ func CheckAddr(a netip.Addr) error {
 
 func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
-// CheckRange tells why this node cannot deliver a range to itself, or nil.
+// CheckRange returns why this node cannot deliver a range to itself, or nil.
 func CheckRange(p netip.Prefix) error {
 	switch {
 	case !p.IsValid() || !isPlain(p.Addr()):

@@ -25,7 +25,7 @@ type Replies struct {
 	WhyTracked string
 	// Mark is what packets of these sockets must be marked with.
 	Mark uint32
-	// Tracking tells whether there is any connection tracking to pass by; nil if
+	// Tracking reports whether there is any connection tracking to pass by; nil if
 	// nobody knows.
 	Tracking *Tracking
 	// Clients has to be asked for the ports of each socket that is bound to a
@@ -72,7 +72,7 @@ func NodePorts(netns int) [2]uint16 {
 	return ports
 }
 
-// CheckReplyPorts tells why the first and the last of a range of ports cannot
+// CheckReplyPorts returns why the first and the last of a range of ports cannot
 // be that of sockets with clients' addresses, or nil.
 func CheckReplyPorts(ports [2]uint16) error {
 	if ports[0] == 0 || ports[0] > ports[1] || ports[1] == 65535 {

@@ -24,7 +24,7 @@ const (
 // Conntracks are the choices.
 var Conntracks = []string{string(Automatic), string(Bypass), string(Keep)}
 
-// Tracking tells whether our connections to endpoints should bypass connection tracking.
+// Tracking reports whether our connections to endpoints should bypass connection tracking.
 // To bypass it costs something, and is worth it only in a network namespace that tracks
 // connections: it does from the moment on that anybody's rule asks for a connection's
 // state. And packets that bypass it have no state for rules that judge by it. Its methods
@@ -50,10 +50,10 @@ func NewTracking(netns int, choice Conntrack, judges func() (string, error)) *Tr
 	return t
 }
 
-// InUse tells whether Look found that connections are tracked. It costs next to nothing.
+// InUse reports whether Look found that connections are tracked. It costs next to nothing.
 func (t *Tracking) InUse() bool { return t.inUse.Load() }
 
-// Kept tells whether connections to endpoints are kept in connection tracking, and why.
+// Kept reports whether connections to endpoints are kept in connection tracking, and why.
 func (t *Tracking) Kept() (why string, kept bool) {
 	if text := t.kept.Load(); text != nil {
 		return *text, true
@@ -61,10 +61,10 @@ func (t *Tracking) Kept() (why string, kept bool) {
 	return "", false
 }
 
-// Bypassed tells whether they bypass it: nobody does where nothing is tracked.
+// Bypassed reports whether they bypass it: nobody does where nothing is tracked.
 func (t *Tracking) Bypassed() bool { return t.inUse.Load() && t.kept.Load() == nil }
 
-// Look finds out, and tells whether connections are tracked: once they were, they stay
+// Look finds out, and reports whether connections are tracked: once they were, they stay
 // so. The same holds for the rules that look at their state.
 func (t *Tracking) Look() bool {
 	if !t.InUse() {
@@ -95,7 +95,7 @@ func (t *Tracking) lookForJudges() {
 	t.next.Store(time.Now().Add(100 * time.Since(begin)).UnixNano())
 }
 
-// hasTracked tells whether the calling thread's namespace knows of a connection.
+// hasTracked reports whether the calling thread's namespace knows of a connection.
 // Whoever may not know has to take it that it does.
 func hasTracked() bool {
 	count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")

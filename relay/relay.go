@@ -168,7 +168,7 @@ func New(c Config) *Relay {
 // Pipes returns the current number of pipes. It is safe for concurrent use.
 func (r *Relay) Pipes() int { return int(r.pipes.Load()) }
 
-// reserve adds n to count if the sum is at most limit, and tells whether it did. count
+// reserve adds n to count if the sum is at most limit, and reports whether it did. count
 // never exceeds limit, not even for a moment while workers reserve at the same time.
 func reserve(count *atomic.Int64, n, limit int64) bool {
 	for {

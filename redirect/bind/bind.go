@@ -62,7 +62,7 @@ func New(opts Options) (*Redirector, error) {
 	return r, nil
 }
 
-// Traits ask for a socket at each destination, and tell whether replies to
+// Traits ask for a socket at each destination, and report whether replies to
 // clients' addresses come back.
 func (r *Redirector) Traits() redirect.Traits {
 	return redirect.Traits{Name: Name, BindEach: true, Replies: r.answers}

@@ -79,8 +79,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // busy machine is to get the same choice as an idle one.
 var answerPatience = []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 250 * time.Millisecond}
 
-// claimsAnswers tells whether a mode would bring answers back, as it
-// says itself.
+// claimsAnswers returns why a mode would not bring answers back, by its own account.
 func claimsAnswers(r redirect.Replies) error {
 	if r.Diverted {
 		return nil
@@ -88,11 +87,11 @@ func claimsAnswers(r redirect.Replies) error {
 	return &RepliesError{errors.New(cmp.Or(r.Why, "this mode never does it"))}
 }
 
-// bringsAnswers tells whether sockets of the node's namespace, which is also the
-// calling thread's, that are bound to a client's address get endpoints' answers
-// (F7, F11): a connection to a port where nobody listens has to be refused. What
-// does not come back is told from what takes its time by a connection from the
-// node's own address, which goes the same way. And this node must let answers to
+// bringsAnswers returns why sockets of the node's namespace, which is also the
+// calling thread's, that are bound to a client's address do not get endpoints'
+// answers (F7, F11): a connection to a port where nobody listens has to be refused.
+// A control connection from the node's own address, which goes the same way,
+// distinguishes lost answers from slow ones. And this node must let answers to
 // other nodes' clients pass, as it is their endpoints' node too. Where the kernel
 // has nothing to try it with, the mode is believed.
 func bringsAnswers(steering redirect.Redirector, node *scratch.Namespace) error {

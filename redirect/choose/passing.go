@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 )
 
-// passes tells, by asking the kernel for routes, whether this node would let the
-// answers of an endpoint here to a client of another node pass. A mode
-// that takes all packets to its ports does not: each node then takes the answers
+// passes asks the kernel for routes, and returns why this node would not let the
+// answers of an endpoint here to a client of another node pass. A mode that takes all packets to its ports does not: each node then takes the answers
 // to all others.
 func passes(stranger netip.Addr, endpoint netip.AddrPort, r redirect.Replies) error {
 	for _, port := range []uint16{r.FirstPort, r.FirstPort + (r.LastPort-r.FirstPort)/2, r.LastPort} {
@@ -34,7 +33,7 @@ const (
 	attrDestinationPort = 29 // RTA_DPORT
 )
 
-// isTaken tells whether a TCP packet that comes in by the cable is delivered
+// isTaken reports whether a TCP packet that comes in by the cable is delivered
 // locally.
 func isTaken(from, to netip.AddrPort) (bool, error) {
 	in, err := net.InterfaceByName(cable)

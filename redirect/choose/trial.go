@@ -30,8 +30,8 @@ var (
 	sourceAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
 )
 
-// Try tells whether the mode with this name works here, by a trial;
-// nil if it does. A *RepliesError says that it works without clients' addresses.
+// Try tries the mode with this name, and returns why it does not work here. A
+// *RepliesError says that it works without clients' addresses.
 func Try(name string, o Options) error {
 	for _, w := range all {
 		if w.name == name {
@@ -57,8 +57,8 @@ func try(w candidate, o Options) error {
 	return play(w, o, node)
 }
 
-// Scratch tells whether trials can have a namespace of their own, and whether
-// they can try if answers come back to clients' addresses.
+// Scratch returns why trials cannot have a namespace of their own, and why they
+// cannot try whether answers come back to clients' addresses.
 func Scratch() (namespace, answers error) {
 	node, err := newNode()
 	if err != nil {
@@ -183,7 +183,7 @@ func (s *stage) close() {
 	}
 }
 
-// MayListen tells why this process may make no transparent sockets in a network
+// MayListen returns why this process may make no transparent sockets in a network
 // namespace.
 func MayListen(namespace int) error {
 	return sys.InNetNS(namespace, func() error {
@@ -204,7 +204,7 @@ func listen(at netip.AddrPort) (int, error) {
 	return fd, err
 }
 
-// TryIPv6 tells why the calling thread's namespace has no IPv6.
+// TryIPv6 returns why the calling thread's namespace has no IPv6.
 func TryIPv6() error {
 	fd, err := sys.ListenTCP(netip.AddrPortFrom(redirect.ListenIPv6, 0), sys.ListenOptions{})
 	if err == nil {

@@ -155,7 +155,7 @@ func contentsOf(p *redirect.Plan) *contents {
 	return c
 }
 
-// has tells whether there are rules for a list.
+// has reports whether there are rules for a list.
 func (c *contents) has(v version, l list) bool {
 	_, is := c.lists[v][l]
 	return is

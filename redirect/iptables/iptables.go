@@ -280,7 +280,7 @@ func (r *Redirector) contents(p *redirect.Plan) *contents {
 	return c
 }
 
-// sockets tells which sockets rules have to look for.
+// sockets returns which sockets rules have to look for.
 func (r *Redirector) sockets(p *redirect.Plan) sockets {
 	s := sockets{replies: !p.NodeSourceOnly && r.answers.Diverted}
 	if tracking := r.answers.Tracking; tracking != nil {

@@ -49,7 +49,7 @@ func (n *namespace) close() {
 // do runs f in the namespace, on a thread of its own.
 func (n *namespace) do(f func() error) error { return sys.InNetNS(n.number, f) }
 
-// hasFamily tells whether the kernel speaks a version of IP there. Where it
+// hasFamily reports whether the kernel speaks a version of IP there. Where it
 // does not, no packet has to be steered.
 func (n *namespace) hasFamily(v version) bool {
 	if v == v4 {
@@ -102,7 +102,7 @@ func (e *programError) Error() string {
 
 func (e *programError) Unwrap() error { return e.err }
 
-// denied tells whether a program said that it may not do what it was told, or could
+// denied reports whether a program said that it may not do what it was told, or could
 // not be started in the namespace for that.
 func denied(err error) bool {
 	var p *programError

@@ -102,7 +102,7 @@ func (w *writer) inSet(chain, first string, l list, d direction, words ...string
 	w.rule(chain, append([]string{first, "-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
 }
 
-// foreign tells whether there are rules for addresses that are not ours.
+// foreign reports whether there are rules for addresses that are not ours.
 func (w *writer) foreign() bool { return w.want.has(w.v, listForeign) }
 
 const (

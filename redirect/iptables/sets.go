@@ -72,7 +72,7 @@ func (n setSizes) outline() *contents {
 	return c
 }
 
-// covers tells whether the current rules suffice for another outline. Rules about an
+// covers reports whether the current rules suffice for another outline. Rules about an
 // empty set do nothing, and stay until rules are written for another reason, so that
 // a Service without endpoints for a while causes no writing.
 func (c *contents) covers(o *contents) bool {

@@ -58,7 +58,7 @@ func (t *tables) apply(want *contents, sets bool) error {
 }
 
 // rewrite writes the tables that differ from what was written last, if there are
-// rules at the heads of the same built-in chains, and tells whether it could.
+// rules at the heads of the same built-in chains, and reports whether it could.
 func (t *tables) rewrite(text ruleset) (done bool) {
 	if t.text == (ruleset{}) {
 		return false
@@ -166,7 +166,7 @@ func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
 	return true, t.write(text, now)
 }
 
-// counted tells whether there are as many rules in each of our chains, and as
+// counted reports whether there are as many rules in each of our chains, and as
 // many that lead there, as were written.
 func (t *tables) counted(now *present) bool {
 	for i, table := range tableNames {
@@ -283,7 +283,7 @@ func (p *present) removal() string {
 	return b.String()
 }
 
-// isOurName tells whether a chain has the name of one of ours.
+// isOurName reports whether a chain has the name of one of ours.
 func isOurName(chain, prefix string) bool {
 	name, ok := strings.CutPrefix(chain, prefix)
 	if !ok {
@@ -300,7 +300,7 @@ func isOurName(chain, prefix string) bool {
 	return false
 }
 
-// isOurs tells whether the chains in a table are ours: all of ours are made at once,
+// isOurs reports whether the chains in a table are ours: all of ours are made at once,
 // so that none is missing.
 func (p *present) isOurs(table, prefix string) bool {
 	return !slices.ContainsFunc(chainsOf[table], func(c [2]string) bool { return !slices.Contains(p.chains[table], prefix+c[0]) })

@@ -78,7 +78,7 @@ func (c *Core) Open(s Steps, r *route.Router, o watch.Options) (err error) {
 	return err
 }
 
-// Changed tells when Verify should be called; see [redirect.Redirector].
+// Changed receives when Verify should be called; see [redirect.Redirector].
 func (c *Core) Changed() <-chan struct{} { return c.watch.Changed() }
 
 // Apply puts a plan in force; see [redirect.Redirector]. A plan that the mode

@@ -33,7 +33,7 @@ func (r *Router) Put(s State) error {
 	return err
 }
 
-// Is tells whether the tables are known to be those of a state.
+// Is reports whether the tables are known to be those of a state.
 func (r *Router) Is(s *State) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -109,7 +109,7 @@ func (c *clients) Hold(addr netip.Addr) (ports [2]uint16, err error) {
 	return others, nil
 }
 
-// isBehindLocked tells whether a client reaches other nodes through this one: there
+// isBehindLocked reports whether a client reaches other nodes through this one: there
 // is no router on the way to it, it is not on the network of this node's own router,
 // and not at the other end of a tunnel.
 func (c *clients) isBehindLocked(addr netip.Addr) bool {

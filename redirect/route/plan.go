@@ -44,7 +44,7 @@ func Marked(p *redirect.Plan, answers redirect.Replies) State {
 	return s
 }
 
-// RepliesByMark tells whether answers to clients' own addresses, which are looked
+// RepliesByMark reports whether answers to clients' own addresses, which are looked
 // for among packets to a range of ports, can be brought back by their mark (F7),
 // and whether sockets on the node's address can pass connection tracking by theirs.
 // If not, it says why.
@@ -61,13 +61,13 @@ func (r *Router) RepliesByMark(ports [2]uint16, tracking *redirect.Tracking) red
 	return replies
 }
 
-// Equal tells whether two states ask for the same.
+// Equal reports whether two states ask for the same.
 func (s *State) Equal(o *State) bool {
 	return s.Local.Equal(o.Local) && s.NonLocal.Equal(o.NonLocal) && s.PortRules.Equal(o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
 		s.MarkSteers == o.MarkSteers && s.Sources == o.Sources && s.MarkReplies == o.MarkReplies
 }
 
-// RepliesByPort tells whether answers to clients' own addresses can be brought
+// RepliesByPort reports whether answers to clients' own addresses can be brought
 // back by a range of ports, first and last (F11), and if not, why. Nothing of
 // the node's may use them by itself. Zero ports are never brought back.
 func (r *Router) RepliesByPort(ports [2]uint16) redirect.Replies {

@@ -119,7 +119,7 @@ func (o Options) rulePriority() int {
 // prioritiesUsed is how many priorities the rules of one proxy have.
 const prioritiesUsed = 4
 
-// Validate tells what is wrong with options that have their defaults.
+// Validate returns what is wrong with options that have their defaults.
 func (o Options) Validate() error {
 	seen := map[service.Family]bool{}
 	for _, a := range o.NodeIPs {
@@ -178,7 +178,7 @@ type State struct {
 	MarkReplies bool
 }
 
-// repliesByClient tells whether the reply table has a route for each client in
+// repliesByClient reports whether the reply table has a route for each client in
 // place of a default route.
 func (s *State) repliesByClient() bool { return s.ReplyPorts != [2]uint16{} && !s.MarkReplies }
 
@@ -261,7 +261,7 @@ func (r *Router) Close() {
 	r.clients.close()
 }
 
-// Apply makes the kernel's tables what the state says and tells whether
+// Apply makes the kernel's tables what the state says and reports whether
 // anything had to be changed. Routes come before the rules that lead to them,
 // and go after them. On an error the rest is in force all the same; calling it
 // again is safe.
@@ -410,7 +410,7 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 	return w, nil
 }
 
-// hasFamily tells whether this namespace routes an address family: IPv6 can be
+// hasFamily reports whether this namespace routes an address family: IPv6 can be
 // missing in the kernel or be switched off, which is no error as long as nobody
 // asks for an address of it.
 func (r *Router) hasFamily(f service.Family) bool {
@@ -425,7 +425,7 @@ func (r *Router) hasFamily(f service.Family) bool {
 	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.IsLoopback() })
 }
 
-// each calls do for all of a list, whatever errors there are, and tells whether
+// each calls do for all of a list, whatever errors there are, and reports whether
 // there was anything to do.
 func each[T any](list []T, do func(*T) error) (changed bool, err error) {
 	var errs []error
@@ -442,7 +442,7 @@ func netlinkFamily(f service.Family) int {
 	return netlink.FAMILY_V4
 }
 
-// noSuchFamily tells the answers of a kernel that does not have an address
+// noSuchFamily reports whether an error is that of a kernel that does not have an address
 // family, or nothing in a routing table.
 func noSuchFamily(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EOPNOTSUPP)

@@ -190,12 +190,12 @@ func (r *Router) CheckSockets() error {
 	return nil
 }
 
-// prevents tells whether a rule of another program prevents one of ours.
+// prevents reports whether a rule of another program prevents one of ours.
 func (r *Router) prevents(have []netlink.Rule, k rule) bool {
 	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool { return !r.isOurRule(&theirs) && k.clash(&theirs) != nil })
 }
 
-// usesMark tells whether a rule is for packets that have a bit of the mark set.
+// usesMark reports whether a rule is for packets that have a bit of the mark set.
 func usesMark(k *netlink.Rule, mark uint32) bool {
 	mask := ^uint32(0)
 	if k.Mask != nil {
@@ -251,7 +251,7 @@ const FeaturePolicyRouting redirect.Feature = "policy routing"
 
 const remedyPolicyRouting = "a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES; without it, only addresses of this node's own are served, and endpoints see the node's address"
 
-// isOurRule tells a rule of ours from others.
+// isOurRule reports whether a rule is ours.
 func (r *Router) isOurRule(k *netlink.Rule) bool {
 	if k.Protocol != Protocol {
 		return false

@@ -33,7 +33,7 @@ func (r *Router) CheckLocal(prefixes []netip.Prefix) error {
 	return nil
 }
 
-// isDummy tells whether an interface leads nowhere.
+// isDummy reports whether an interface leads nowhere.
 func (r *Router) isDummy(index int) bool {
 	l, err := r.nl.LinkByIndex(index)
 	return err == nil && l.Type() == "dummy"

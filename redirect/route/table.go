@@ -100,7 +100,7 @@ func (h *handles) routes(f service.Family, table int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// isOurRoute tells a route of ours from others in the same table.
+// isOurRoute reports whether a route of the table is ours.
 func (r *Router) isOurRoute(k *netlink.Route) bool {
 	if k.Protocol != Protocol || k.Type != syscall.RTN_LOCAL || k.LinkIndex != kernel.Loopback {
 		return false

@@ -93,7 +93,7 @@ func (i *ingress) follow() (repaired bool, err error) {
 	return repaired, errors.Join(errs...)
 }
 
-// attachedTo tells whether the program is at an interface. A link that was cut,
+// attachedTo reports whether the program is at an interface. A link that was cut,
 // or whose interface is gone, says that it is at none.
 func (i *ingress) attachedTo(index int) bool {
 	l := i.links[index]

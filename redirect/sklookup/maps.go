@@ -181,7 +181,7 @@ func remove(m *ebpf.Map, key []byte) error {
 	return nil
 }
 
-// match tells whether the maps of both families hold what they should: as many
+// match reports whether the maps of both families hold what they should: as many
 // entries as there are, each with its slot.
 func match(m [redirect.Families]*ebpf.Map, count int, want func(key []byte) (slot, bool)) (bool, error) {
 	is := func(key []byte, s slot) bool {

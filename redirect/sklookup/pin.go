@@ -45,7 +45,7 @@ func openPin(o *Options, program *ebpf.Program) (p pin) {
 	return p
 }
 
-// possible tells whether the link can be pinned.
+// possible reports whether the link can be pinned.
 func (p *pin) possible() bool { return p.missing == nil }
 
 // left gives the link that a killed process left in a network namespace; nil if there
@@ -97,7 +97,7 @@ func inodeOf(l *link.NetNsLink) uint32 {
 	return info.NetNs().NetnsInode
 }
 
-// keep pins a link, unless it is pinned. It tells whether the pin was gone.
+// keep pins a link, unless it is pinned. It reports whether the pin was gone.
 func (p *pin) keep(l *link.NetNsLink) (repaired bool, err error) {
 	if !p.possible() || p.there && p.holds(l) {
 		return false, nil

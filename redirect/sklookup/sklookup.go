@@ -117,7 +117,7 @@ var (
 )
 
 // New gets ready to steer and changes nothing in the network namespace but for
-// sockets. It tells what the kernel or the process lacks by a
+// sockets. It reports what the kernel or the process lacks by a
 // *redirect.MissingError. What an earlier process left behind is taken over by
 // the first Apply.
 func New(opts Options) (*Redirector, error) {
@@ -222,7 +222,7 @@ func (r *Redirector) Refused() (redirect.Refused, error) {
 	return own.With(more), errors.Join(err, besideErr)
 }
 
-// Changed tells when Verify should be called; see [redirect.Redirector].
+// Changed receives when Verify should be called; see [redirect.Redirector].
 func (r *Redirector) Changed() <-chan struct{} {
 	if r.beside != nil {
 		return r.beside.Changed()
@@ -370,11 +370,11 @@ func (r *Redirector) attach(program *ebpf.Program) error {
 	return nil
 }
 
-// attached tells whether a link still holds. After another process has detached it,
+// attached reports whether a link still holds. After another process has detached it,
 // its network namespace is 0.
 func attached(l *link.NetNsLink) bool { return inodeOf(l) != 0 }
 
-// runs tells whether the attached program is this process's: another one may have tried to
+// runs reports whether the attached program is this process's: another one may have tried to
 // take over, and ended.
 func (r *Redirector) runs() bool {
 	at, err := r.link.Info()

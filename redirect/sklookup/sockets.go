@@ -167,7 +167,7 @@ func (s silence) add(addr netip.Addr) error {
 	return nil
 }
 
-// noIPv6 tells the answers of a kernel, or of an interface lo, without IPv6.
+// noIPv6 reports whether an error means that the kernel, or interface lo, has no IPv6.
 func noIPv6(err error) bool {
 	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }

@@ -121,7 +121,7 @@ func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	return errors.Join(errs...)
 }
 
-// match tells whether the maps of destinations and ranges hold a plan.
+// match reports whether the maps of destinations and ranges hold a plan.
 func (t *tables) match(p *redirect.Plan) (bool, error) {
 	destinations := p.Steer.Len() + p.Refuse.Len() + p.Silent.Len()
 	for d := range p.Lingering.Keys() {
@@ -163,7 +163,7 @@ func (t *tables) verdict(p *redirect.Plan, d service.Destination) (slot, bool) {
 	return refused, p.Refuse.Has(d) || p.Lingering.Has(d)
 }
 
-// restore puts back sockets that are missing, and tells whether there were any.
+// restore puts back sockets that are missing, and reports whether there were any.
 func (t *tables) restore(silent silence) (bool, error) { return t.slots.restore(t.maps, silent) }
 
 // full says what to do about a map without room.
@@ -174,7 +174,7 @@ func (t *tables) full(err error, what string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// isCluster tells whether a range is a cluster IP of a plan.
+// isCluster reports whether a range is a cluster IP of a plan.
 func isCluster(p *redirect.Plan, r netip.Prefix) bool {
 	return r.IsSingleIP() && p.ClusterIPs.Has(r.Addr())
 }

@@ -76,7 +76,7 @@ func (e *elements) local(p netip.Prefix) {
 	}
 }
 
-// portCounts tell how many destinations have a port.
+// portCounts count how many destinations have a port.
 type portCounts [versions]map[uint16]int
 
 // change gives the ports that come to be, or are no longer, those of any

@@ -110,12 +110,12 @@ func (f *filter) apply(from, p *redirect.Plan) error {
 	return f.fill(p)
 }
 
-// outdated tells whether a plan needs other rules than those that are there.
+// outdated reports whether a plan needs other rules than those that are there.
 func (f *filter) outdated(p *redirect.Plan) bool {
 	return f.numbers.omitted != f.omittedFor(p) || f.numbers.kept != f.kept
 }
 
-// retriable tells whether filling the table anew can help after an error: another
+// retriable reports whether filling the table anew can help after an error: another
 // program changed it, the message was too large, or the answers got lost.
 func retriable(err error) bool {
 	for _, e := range []error{syscall.ENOENT, syscall.EEXIST, syscall.EBUSY, syscall.EMSGSIZE, syscall.ENOBUFS, syscall.EINTR} {
@@ -462,7 +462,7 @@ func sameElements(have []element, want []nftables.SetElement) bool {
 	return true
 }
 
-// remove takes the table away if it is ours. It tells whether there was one.
+// remove takes the table away if it is ours. It reports whether there was one.
 func (f *filter) remove() (bool, error) {
 	c, err := f.reader.contents(f.table.Name)
 	if err != nil || !c.exists || !c.ours() {

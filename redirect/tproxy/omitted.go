@@ -12,7 +12,7 @@ type omitted struct {
 	shield   bool // the program that finds listeners outlives the process
 }
 
-// omittedFor tells what a plan does not need. Without a BPF program that finds the
+// omittedFor returns what a plan does not need. Without a BPF program that finds the
 // sockets, every rule counts.
 func (f *filter) omittedFor(p *redirect.Plan) omitted {
 	if !f.numbers.lookup {
@@ -26,11 +26,11 @@ func (f *filter) omittedFor(p *redirect.Plan) omitted {
 	}
 }
 
-// output tells whether no packet that this node sends has to be seen.
+// output reports whether no packet that this node sends has to be seen.
 func (o omitted) output() bool { return o.tracking && o.foreign }
 
-// data tells whether TCP packets count only if they open a connection.
+// data reports whether TCP packets count only if they open a connection.
 func (o omitted) data() bool { return o.tracking && o.replies && o.foreign }
 
-// input tells whether no packet that comes in has to be seen.
+// input reports whether no packet that comes in has to be seen.
 func (o omitted) input() bool { return o.data() && o.shield }

@@ -73,7 +73,7 @@ type contents struct {
 	rules  int
 }
 
-// ours tells whether the table is one of ours: by its mark or, if it was made by
+// ours reports whether the table is one of ours: by its mark or, if it was made by
 // a version that made none, by the names of its sets.
 func (c *contents) ours() bool {
 	return c.marked || len(c.sets) > 0 && !slices.ContainsFunc(c.sets, func(name string) bool {

@@ -31,7 +31,7 @@ type numbers struct {
 	kept bool
 }
 
-// answers tells whether answers to clients' own addresses are looked for after
+// answers reports whether answers to clients' own addresses are looked for after
 // translation.
 func (n *numbers) answers() bool { return n.kept && !n.omitted.replies }
 

@@ -120,9 +120,9 @@ var (
 	_ redirect.Counter    = (*Redirector)(nil)
 )
 
-// New gets ready to steer and changes nothing in the kernel. It tells what the
-// kernel or the process lacks by a *redirect.MissingError, and that somebody else
-// has a table of the same name by a *redirect.ClashError. What an earlier process left
+// New gets ready to steer and changes nothing in the kernel. A
+// *redirect.MissingError says what the kernel or the process lacks, a
+// *redirect.ClashError that another program has a table of the same name. What an earlier process left
 // behind is taken over by the first Apply.
 func New(opts Options) (*Redirector, error) {
 	opts = opts.withDefaults()

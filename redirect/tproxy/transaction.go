@@ -107,7 +107,7 @@ func (b *batch) elements(change func(*nftables.Set, []nftables.SetElement) error
 }
 
 // commit carries the transaction out, completely or not at all. It follows the
-// generation number of all tables, so that verify can tell whether another program
+// generation number of all tables, so that verify can report whether another program
 // changed anything.
 func (f *filter) commit(b *batch) error {
 	before, err := f.reader.generation()

@@ -32,7 +32,7 @@ type Options struct {
 	// Tables are the names of nftables tables, of whatever family. Without any,
 	// nftables are not watched, and the kernel need not have them.
 	Tables []string
-	// Links has it tell of new interfaces.
+	// Links makes it report new interfaces.
 	Links bool
 	// Gone, if not nil, is called at once after a source address may have been
 	// removed. Calls do not overlap.
@@ -42,7 +42,7 @@ type Options struct {
 	NetNS int
 }
 
-// Watcher tells of changes. Its methods are safe for concurrent use.
+// Watcher reports changes. Its methods are safe for concurrent use.
 type Watcher struct {
 	tables  []string
 	conns   []*netlink.Conn
@@ -209,7 +209,7 @@ func (w *Watcher) pace() {
 	}
 }
 
-// wait waits for a time, and tells whether to go on.
+// wait waits for a time, and reports whether to go on.
 func (w *Watcher) wait(d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -250,7 +250,7 @@ var routeGroups = []uint32{5, 7, 8, 9, 11, 19}
 // groupLink is RTNLGRP_LINK.
 const groupLink = 1
 
-// routeChanged tells whether a route or a rule of ours went, or an address came
+// routeChanged reports whether a route or a rule of ours went, or an address came
 // or went that can be a source.
 func routeChanged(m netlink.Message) bool {
 	switch m.Header.Type {
@@ -272,13 +272,13 @@ func routeChanged(m netlink.Message) bool {
 	return false
 }
 
-// addressGone tells whether an address that a route of ours may have as its
+// addressGone reports whether an address that a route of ours may have as its
 // source is gone.
 func addressGone(m netlink.Message) bool {
 	return m.Header.Type == delAddr && len(m.Data) > scopeAt && m.Data[scopeAt] == syscall.RT_SCOPE_UNIVERSE
 }
 
-// tableChanged tells whether anything was done to a table that is watched.
+// tableChanged reports whether anything was done to a table that is watched.
 func (w *Watcher) tableChanged(m netlink.Message) bool {
 	if m.Header.Type>>8 != subsysNFTables || m.Header.Type&0xff == newGeneration || len(m.Data) < 4 {
 		return false

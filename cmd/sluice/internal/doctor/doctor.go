@@ -65,9 +65,9 @@ type Prober interface {
 	Scratch() (namespace, answers error)
 	// Capabilities are those in effect, a bit for each.
 	Capabilities() (uint64, error)
-	// Flows tells why the kernel cannot forward connections.
+	// Flows returns why the kernel cannot forward connections.
 	Flows() error
-	// Unforwarded tells why families are not forwarded, so that they are relayed.
+	// Unforwarded returns why families are not forwarded, so that they are relayed.
 	Unforwarded() ([]string, error)
 	// NodeRules names a chain that judges the node's own packets, so that its own clients are relayed;
 	// "" if there is none.
@@ -76,7 +76,7 @@ type Prober interface {
 	Transparent() error
 	IPv6() error
 	SCTP() error
-	// BPFFS tells why BPF programs cannot be pinned.
+	// BPFFS returns why BPF programs cannot be pinned.
 	BPFFS() error
 	// Sysctl reads one by its path under /proc/sys; os.ErrNotExist if the
 	// kernel does not have it.
