@@ -67,7 +67,7 @@ func (o *opening) settle(now int64) {
 	}
 }
 
-// endTurn gives the service whose session began last in this turn, nil if none
+// endTurn returns the service whose session began last in this turn, nil if none
 // did, and whether others use the loop.
 func (o *opening) endTurn(now int64) (h *serviceSessions, others bool) {
 	o.settle(now)

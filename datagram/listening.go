@@ -222,7 +222,7 @@ func (l *listener) HandleTimer(*poll.Timer) {
 	}
 }
 
-// nextBatch gives how many datagrams to receive at once after n of batch came.
+// nextBatch returns how many datagrams to receive at once after n of batch came.
 func nextBatch(batch, n, least, most int) int {
 	switch {
 	case n >= batch:

@@ -79,7 +79,7 @@ func (o *replySocket) open() bool {
 	return true
 }
 
-// aside gives the address that the reply socket of an address is bound to: one of
+// aside returns the address that the reply socket of an address is bound to: one of
 // 127.84.0.0/16, or of 100::/64, which routers discard (RFC 6666), with the same last
 // bytes. So the kernel finds few sockets at each, however many Services have the port.
 func aside(a netip.Addr) netip.Addr {

@@ -91,7 +91,7 @@ type RefusedError struct {
 	Switch bool // StepStop would be followed
 }
 
-// Error gives the reason.
+// Error returns the reason.
 func (e *RefusedError) Error() string { return e.Why }
 
 func (m *Message) is(want Step) error {

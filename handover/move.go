@@ -178,7 +178,7 @@ func (c *Conn) StopTaking() {
 // StayedError says why a batch of connections stays with the running process.
 type StayedError struct{ why error }
 
-// Error gives the reason.
+// Error returns the reason.
 func (e *StayedError) Error() string { return e.why.Error() }
 
 var errCounts = errors.New("connections with other descriptors than they say")

@@ -65,7 +65,7 @@ func (c *Changes) Rehomes(from, to *Plan) bool {
 		slices.ContainsFunc(c.NonLocal.Drop, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
 }
 
-// Diff gives the changes that lead from one plan to another. It reads what the
+// Diff returns the changes that lead from one plan to another. It reads what the
 // two do not share (see [Map]), so that a small change is found as fast in a big
 // plan as in a small one.
 func Diff(from, to *Plan) Changes {
@@ -82,7 +82,7 @@ func Diff(from, to *Plan) Changes {
 	return c
 }
 
-// Whole gives the changes that lead from nothing to a plan, in no order.
+// Whole returns the changes that lead from nothing to a plan, in no order.
 func Whole(p *Plan) Changes { return unsorted(&Plan{}, p) }
 
 func unsorted(from, to *Plan) Changes {
@@ -118,15 +118,15 @@ func (d *Delta[K]) sort(compare func(K, K) int) {
 	slices.SortFunc(d.Drop, compare)
 }
 
-// LocalOf gives prefixes as Plan.Local holds them.
+// LocalOf returns prefixes as Plan.Local holds them.
 func LocalOf(prefixes ...netip.Prefix) Set[netip.Prefix] { return SetOf(Cover(prefixes)...) }
 
-// Ranges gives the ranges of Plan.Local, sorted.
+// Ranges returns the ranges of Plan.Local, sorted.
 func Ranges(local Set[netip.Prefix]) []netip.Prefix {
 	return slices.SortedFunc(local.Keys(), netip.Prefix.Compare)
 }
 
-// Joined gives what two of Plan.Local cover together.
+// Joined returns what two of Plan.Local cover together.
 func Joined(a, b Set[netip.Prefix]) Set[netip.Prefix] {
 	both := b
 	for p, ch := range changes(b, a) {
@@ -149,7 +149,7 @@ func IsLocal(local Set[netip.Prefix], a netip.Addr) bool {
 	return is
 }
 
-// within gives the range of a Plan.Local that an address lies in, if it has so
+// within returns the range of a Plan.Local that an address lies in, if it has so
 // many bits at most.
 func within(local Set[netip.Prefix], a netip.Addr, bits int) (netip.Prefix, bool) {
 	if local.Len() == 0 {
@@ -163,7 +163,7 @@ func within(local Set[netip.Prefix], a netip.Addr, bits int) (netip.Prefix, bool
 	return netip.Prefix{}, false
 }
 
-// Cover gives the fewest of the prefixes that cover the same addresses: masked,
+// Cover returns the fewest of the prefixes that cover the same addresses: masked,
 // sorted, without those that lie within others. The argument stays as it is.
 func Cover(prefixes []netip.Prefix) []netip.Prefix {
 	sorted := make([]netip.Prefix, len(prefixes))
@@ -182,7 +182,7 @@ func Cover(prefixes []netip.Prefix) []netip.Prefix {
 	return cover
 }
 
-// Except gives the fewest ranges that cover a range without some addresses,
+// Except returns the fewest ranges that cover a range without some addresses,
 // sorted. Of the addresses, those outside of the range do not count.
 func Except(p netip.Prefix, without []netip.Addr) []netip.Prefix {
 	p = p.Masked()

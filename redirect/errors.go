@@ -26,7 +26,7 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("%s: %s is missing (%v): %s", e.Mode, e.Feature, e.Err, e.Remedy)
 }
 
-// Unwrap gives the kernel's answer.
+// Unwrap returns the kernel's answer.
 func (e *MissingError) Unwrap() error { return e.Err }
 
 // ClashError says that another program has what only one can have.

@@ -90,7 +90,7 @@ func listen(name string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
 }
 
-// namesLike gives the abstract names in this network namespace that are a name or
+// namesLike returns the abstract names in this network namespace that are a name or
 // begin with it and a slash. Where there is no /proc, only the very name is tried.
 func namesLike(base string) []string {
 	f, err := os.Open("/proc/thread-self/net/unix")
@@ -113,7 +113,7 @@ func namesLike(base string) []string {
 	return slices.Compact(names)
 }
 
-// holderOf gives the process that listens at a name. A process that does not answer
+// holderOf returns the process that listens at a name. A process that does not answer
 // at once is no proxy.
 func holderOf(name string) (h Holder, listens bool) {
 	cred, err := sys.ListenerCredentials(name)

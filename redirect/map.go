@@ -33,7 +33,7 @@ type shards[K Key, V comparable] [shardCount]*shard[K, V]
 // shard is a part of a map, which several maps may share. An empty one may be nil.
 type shard[K Key, V comparable] struct{ m map[K]V }
 
-// SetOf gives a Set of keys.
+// SetOf returns a Set of keys.
 func SetOf[K Key](keys ...K) Set[K] {
 	var b Builder[K, struct{}]
 	for _, k := range keys {
@@ -64,7 +64,7 @@ func (m Map[K, V]) Has(k K) bool {
 // Len is the number of keys.
 func (m Map[K, V]) Len() int { return m.size }
 
-// All gives the keys and their values, in no order.
+// All returns the keys and their values, in no order.
 func (m Map[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		if m.size == 0 {
@@ -83,7 +83,7 @@ func (m Map[K, V]) All() iter.Seq2[K, V] {
 	}
 }
 
-// Keys gives the keys, in no order.
+// Keys returns the keys, in no order.
 func (m Map[K, V]) Keys() iter.Seq[K] {
 	return func(yield func(K) bool) {
 		for k := range m.All() {
@@ -94,14 +94,14 @@ func (m Map[K, V]) Keys() iter.Seq[K] {
 	}
 }
 
-// With gives a map that has a key and its value, too.
+// With returns a map that has a key and its value, too.
 func (m Map[K, V]) With(k K, v V) Map[K, V] {
 	b := Builder[K, V]{made: m}
 	b.Set(k, v)
 	return b.Map()
 }
 
-// Without gives a map that does not have a key.
+// Without returns a map that does not have a key.
 func (m Map[K, V]) Without(k K) Map[K, V] {
 	b := Builder[K, V]{made: m}
 	b.Remove(k)
@@ -119,10 +119,10 @@ func (m Map[K, V]) Equal(o Map[K, V]) bool {
 	return true
 }
 
-// String gives the map as fmt shows one.
+// String returns the map as fmt shows one.
 func (m Map[K, V]) String() string { return fmt.Sprint(maps.Collect(m.All())) }
 
-// at gives a shard; nil if it is empty.
+// at returns a shard; nil if it is empty.
 func (m Map[K, V]) at(i int) *shard[K, V] {
 	if m.shards == nil {
 		return nil
@@ -231,7 +231,7 @@ func (b *Builder[K, V]) Remove(k K) {
 	}
 }
 
-// shard gives the one of a key for writing.
+// shard returns the one of a key for writing.
 func (b *Builder[K, V]) shard(k K) *shard[K, V] {
 	if !b.own {
 		b.own = true
@@ -256,7 +256,7 @@ func (b *Builder[K, V]) shard(k K) *shard[K, V] {
 	return s
 }
 
-// shardOf gives the shard of a key. The seed differs in each process, so that nobody
+// shardOf returns the shard of a key. The seed differs in each process, so that nobody
 // can choose external IPs that all fall into one shard.
 func shardOf[K Key](k K) int {
 	var hashed struct {

@@ -8,7 +8,7 @@ const Families = service.IPv6 + 1
 // protocolNumbers are those of the Internet Protocol.
 var protocolNumbers = [...]uint8{service.TCP: 6, service.UDP: 17, service.SCTP: 132}
 
-// ProtocolNumber gives the number that the Internet Protocol has for a protocol.
+// ProtocolNumber returns the number that the Internet Protocol has for a protocol.
 func ProtocolNumber(p service.Protocol) uint8 { return protocolNumbers[p] }
 
 // ProtocolOf is ProtocolNumber backwards; 0 for a number of none.

@@ -172,7 +172,7 @@ func (c *Changes) Validate(to *Plan) error {
 	)
 }
 
-// firstWrong gives the first error of a check of all keys.
+// firstWrong returns the first error of a check of all keys.
 func firstWrong[K fmt.Stringer](what string, keys []K, check func(K) error) error {
 	for _, k := range keys {
 		if err := check(k); err != nil {

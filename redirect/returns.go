@@ -12,7 +12,7 @@ const ReturnTTL = 8
 // node, whose proxy takes it to a pod.
 const FirstReturnTTL = 24
 
-// TTLAfter gives the TTL towards such an endpoint for a client's TTL.
+// TTLAfter returns the TTL towards such an endpoint for a client's TTL.
 func TTLAfter(client int) int {
 	if client > FirstReturnTTL {
 		return FirstReturnTTL

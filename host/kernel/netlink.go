@@ -16,7 +16,7 @@ import (
 // Loopback is the index of the interface lo in every network namespace.
 const Loopback = 1
 
-// Open gives a netlink handle of a protocol, such as NETLINK_ROUTE, in a network
+// Open returns a netlink handle of a protocol, such as NETLINK_ROUTE, in a network
 // namespace: a descriptor, or 0 for the one that it is called in.
 func Open(namespace, protocol int) (nl *netlink.Handle, err error) {
 	if namespace != 0 {
@@ -41,7 +41,7 @@ func Uninterrupted[T any](ask func() (T, error)) (list T, err error) {
 	return list, err
 }
 
-// Attributes gives the netlink attributes in b, by type and value. It stops at
+// Attributes returns the netlink attributes in b, by type and value. It stops at
 // one whose length is wrong.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	const header, typeMask = 4, 0x3fff // NLA_TYPE_MASK
@@ -56,7 +56,7 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// Attribute gives the value of the first attribute of a type, or nil.
+// Attribute returns the value of the first attribute of a type, or nil.
 func Attribute(b []byte, kind uint16) []byte {
 	for k, value := range Attributes(b) {
 		if k == kind {

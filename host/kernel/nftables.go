@@ -48,7 +48,7 @@ type Object struct {
 	Attrs  []byte // netlink attributes
 }
 
-// Attribute gives the value of the first attribute of a type, or nil.
+// Attribute returns the value of the first attribute of a type, or nil.
 func (o *Object) Attribute(kind uint16) []byte { return Attribute(o.Attrs, kind) }
 
 // OpenNFTables opens a socket in a network namespace: a descriptor, or 0 for the one that
@@ -126,7 +126,7 @@ func interrupted(m netlink.Message) bool {
 	return m.Header.Flags&flag != 0
 }
 
-// Named gives an attribute that is a text.
+// Named returns an attribute that is a text.
 func Named(kind uint16, s string) netlink.Attribute {
 	return netlink.Attribute{Type: kind, Data: append([]byte(s), 0)}
 }

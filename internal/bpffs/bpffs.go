@@ -33,7 +33,7 @@ var ErrOff = errors.New("no BPF file system is used (--bpf-root is empty)")
 // Dir is the path of a proxy's directory.
 type Dir string
 
-// Of gives the directory of the proxy with a name in a network namespace, of which
+// Of returns the directory of the proxy with a name in a network namespace, of which
 // namespace is the descriptor; 0 is the process's own. It makes nothing. An error
 // says that there is no BPF file system at root.
 func Of(root, proxy string, namespace int) (Dir, error) {
@@ -47,7 +47,7 @@ func Of(root, proxy string, namespace int) (Dir, error) {
 	return Dir(filepath.Join(root, parent, fmt.Sprintf("%s-%d", escape(proxy), inode))), nil
 }
 
-// Check gives the error of a root that is not in a BPF file system.
+// Check returns the error of a root that is not in a BPF file system.
 func Check(root string) error {
 	if root == "" {
 		return ErrOff
@@ -91,7 +91,7 @@ func (d Dir) Make() error {
 	return nil
 }
 
-// private gives an error if another user may change what is in a directory.
+// private returns an error if another user may change what is in a directory.
 func private(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -104,7 +104,7 @@ func private(path string) error {
 	return nil
 }
 
-// Pin gives the path of a pin, whose name has neither dots nor slashes.
+// Pin returns the path of a pin, whose name has neither dots nor slashes.
 func (d Dir) Pin(name string) string { return filepath.Join(string(d), name) }
 
 // Remove removes the directory if nothing is in it any more, and so that of all
@@ -115,7 +115,7 @@ func (d Dir) Remove() {
 	}
 }
 
-// Siblings gives the directories of all proxies beside this one, it among them if
+// Siblings returns the directories of all proxies beside this one, it among them if
 // it is there: of other network namespaces, and of such that are gone.
 func (d Dir) Siblings() ([]Dir, error) {
 	entries, err := os.ReadDir(filepath.Dir(string(d)))

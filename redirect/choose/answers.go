@@ -24,7 +24,7 @@ func (e *RepliesError) Error() string {
 	return "no answers come back to clients' addresses: " + e.Err.Error()
 }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *RepliesError) Unwrap() error { return e.Err }
 
 // clientAddresses are documentation addresses (RFC 5737, RFC 3849) that stand for a client

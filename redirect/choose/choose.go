@@ -84,7 +84,7 @@ type Options struct {
 // use 32768 to 60999 by themselves.
 var DefaultReplyPorts = [2]uint16{61000, 65534}
 
-// unmarkedPorts gives the ports of modes that mark no packets.
+// unmarkedPorts returns the ports of modes that mark no packets.
 func (o *Options) unmarkedPorts() [2]uint16 {
 	switch {
 	case o.NoReplies:
@@ -172,7 +172,7 @@ func opened[R redirect.Redirector](r R, err error) (redirect.Redirector, error) 
 	return r, nil
 }
 
-// Names gives the names of all modes, the best first.
+// Names returns the names of all modes, the best first.
 func Names() []string {
 	var names []string
 	for _, w := range all {

@@ -50,12 +50,12 @@ type listener struct {
 	port     uint16
 }
 
-// list gives the list of the listener's destinations.
+// list returns the list of the listener's destinations.
 func (l listener) list() list {
 	return list(protocolName(l.protocol) + "-" + strconv.Itoa(int(l.port)))
 }
 
-// listener gives the listener whose destinations a list has, if it is such a list.
+// listener returns the listener whose destinations a list has, if it is such a list.
 func (l list) listener() (listener, bool) {
 	name, number, _ := strings.Cut(string(l), "-")
 	port, err := strconv.ParseUint(number, 10, 16)
@@ -184,7 +184,7 @@ type edit struct {
 	element element
 }
 
-// editsOf gives what the changes from one plan to another do to the lists. It does
+// editsOf returns what the changes from one plan to another do to the lists. It does
 // not handle [redirect.Changes.Rehomes].
 func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 	for _, s := range c.Steer {

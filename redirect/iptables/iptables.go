@@ -273,7 +273,7 @@ func (r *Redirector) drop(drop []edit, p *redirect.Plan) error {
 	return r.sets.destroy(r.ruled)
 }
 
-// contents gives the lists of a plan, and what else rules are about.
+// contents returns the lists of a plan, and what else rules are about.
 func (r *Redirector) contents(p *redirect.Plan) *contents {
 	c := contentsOf(p)
 	c.sockets = r.sockets(p)

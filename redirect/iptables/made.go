@@ -20,7 +20,7 @@ const (
 
 var nftFamilies = [versions]nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6}
 
-// marksOfMaking gives the chains that note what is about to be made in a
+// marksOfMaking returns the chains that note what is about to be made in a
 // table, for rules at the heads of some built-in chains, and those that were
 // noted before. The legacy variant has all tables and chains anyway.
 func (t *tables) marksOfMaking(table string, heads []string, now *present) ([]string, error) {
@@ -90,7 +90,7 @@ func (t *tables) unmakeIn(table string, what []string) error {
 	return conn.Flush()
 }
 
-// nftChains gives the chains of a table by their names.
+// nftChains returns the chains of a table by their names.
 func (t *tables) nftChains(table string) (chains map[string]*nftables.Chain, exists bool, err error) {
 	conn, err := t.nftConn()
 	if err != nil {

@@ -109,7 +109,7 @@ func denied(err error) bool {
 	return errors.Is(err, os.ErrPermission) || errors.As(err, &p) && (strings.Contains(p.text, "Permission denied") || strings.Contains(p.text, "not permitted"))
 }
 
-// shorten gives a program's complaint in one line.
+// shorten returns a program's complaint in one line.
 func shorten(text string) string {
 	const most = 300
 	text = strings.Join(strings.Fields(text), " ")

@@ -49,7 +49,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 
 func chainPrefix(name string) string { return strings.ToUpper(name) + "-" }
 
-// setName gives a list's name in the kernel: "sluice-refuse-4".
+// setName returns a list's name in the kernel: "sluice-refuse-4".
 func setName(name string, l list, v version) string {
 	return name + "-" + string(l) + "-" + families[v].digit
 }
@@ -126,7 +126,7 @@ var chainsOf = map[string][][2]string{
 // ruleset is the rules of our chains, a text for each of tableNames.
 type ruleset [len(tableNames)]string
 
-// rules gives all rules, a line for each.
+// rules returns all rules, a line for each.
 func (w *writer) rules() (all ruleset) {
 	for i, write := range [len(tableNames)]func(){w.raw, w.mangle, w.filter} {
 		w.Reset()

@@ -42,7 +42,7 @@ type place struct {
 // setSizes are numbers of elements by set.
 type setSizes map[place]int
 
-// after gives the sizes after some edits.
+// after returns the sizes after some edits.
 func (n setSizes) after(e *edits) setSizes {
 	next := maps.Clone(n)
 	for _, x := range e.add {
@@ -54,7 +54,7 @@ func (n setSizes) after(e *edits) setSizes {
 	return next
 }
 
-// outline gives the lists that need rules: those that are not empty, and those that
+// outline returns the lists that need rules: those that are not empty, and those that
 // always have rules.
 func (n setSizes) outline() *contents {
 	c := &contents{}
@@ -86,7 +86,7 @@ func (c *contents) covers(o *contents) bool {
 	return c.sockets == o.sockets
 }
 
-// typeOf gives the type of a set.
+// typeOf returns the type of a set.
 func typeOf(p place) string {
 	kind := "hash:ip,port"
 	switch p.list {
@@ -215,7 +215,7 @@ func (s *sets) restore(commands string) error {
 	return nil
 }
 
-// read gives our sets as they are.
+// read returns our sets as they are.
 func (s *sets) read() (map[place]elements, error) {
 	out, err := s.tools.ns.run("", s.tools.ipset, "save")
 	if err != nil {

@@ -127,7 +127,7 @@ func (t *tables) write(text ruleset, now *present) error {
 	return nil
 }
 
-// heads gives the built-in chains of a table at whose heads there is a rule of
+// heads returns the built-in chains of a table at whose heads there is a rule of
 // ours: those for which there are any rules. Every packet of the node passes
 // them.
 func (t *tables) heads(table, text string) (chains []string) {
@@ -247,7 +247,7 @@ func parseSave(text string, ours func(chain string) bool) *present {
 	return p
 }
 
-// chainAfter gives the chain that a rule leads to, which is its last word; "" if
+// chainAfter returns the chain that a rule leads to, which is its last word; "" if
 // it leads to none.
 func chainAfter(rule string) string {
 	i := max(strings.LastIndex(rule, " -j "), strings.LastIndex(rule, " -g "))
@@ -306,7 +306,7 @@ func (p *present) isOurs(table, prefix string) bool {
 	return !slices.ContainsFunc(chainsOf[table], func(c [2]string) bool { return !slices.Contains(p.chains[table], prefix+c[0]) })
 }
 
-// clash gives an error if another program has chains with names of ours.
+// clash returns an error if another program has chains with names of ours.
 func (t *tables) clash(now *present) error {
 	for _, table := range tableNames {
 		if chains := now.chains[table]; len(chains) > 0 && !now.isOurs(table, chainPrefix(t.name)) {

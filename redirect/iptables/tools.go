@@ -52,7 +52,7 @@ type tools struct {
 	noConnmark bool
 }
 
-// installed gives the variants that the node has programs for, its default
+// installed returns the variants that the node has programs for, its default
 // first, with ipset if there is one. Nothing is tried.
 func installed(ns *namespace) []*tools {
 	var all []*tools
@@ -81,7 +81,7 @@ func installed(ns *namespace) []*tools {
 // rootDirs hold programs for root; an image may have none.
 var rootDirs = []string{"/usr/sbin", "/sbin", "/usr/local/sbin"}
 
-// find gives the path of a program, or "". Those for root are found even if
+// find returns the path of a program, or "". Those for root are found even if
 // PATH does not lead there.
 func find(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
@@ -119,7 +119,7 @@ type wish struct {
 	noSets  bool
 }
 
-// choose gives the programs to use: the first variant that works, or the one
+// choose returns the programs to use: the first variant that works, or the one
 // that was asked for.
 func choose(ns *namespace, opts Options) (*tools, error) {
 	known.mu.Lock()
@@ -284,7 +284,7 @@ func explain(err error, p *tables) error {
 	return err
 }
 
-// module gives the module that brings a feature to this family and variant.
+// module returns the module that brings a feature to this family and variant.
 func (t *tables) module(f redirect.Feature) string {
 	switch {
 	case f == FeatureTables && t.tools.variant == NFT:

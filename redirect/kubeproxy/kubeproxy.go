@@ -97,7 +97,7 @@ func removeTables(netNS int) (removed []string, addresses []netip.Addr, err erro
 	return removed, addresses, nil
 }
 
-// addressesIn gives the addresses in a table's sets, as far as they can be
+// addressesIn returns the addresses in a table's sets, as far as they can be
 // read: what is missed only costs a flow its patience.
 func addressesIn(conn *nftables.Conn, t *nftables.Table) (addresses []netip.Addr) {
 	length := 4
@@ -119,7 +119,7 @@ func addressesIn(conn *nftables.Conn, t *nftables.Table) (addresses []netip.Addr
 	return addresses
 }
 
-// addressesOf gives the destinations that iptables rules name.
+// addressesOf returns the destinations that iptables rules name.
 func addressesOf(rules []string) (addresses []netip.Addr) {
 	for _, rule := range rules {
 		words := strings.Fields(rule)

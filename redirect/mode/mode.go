@@ -130,7 +130,7 @@ func (c *Core) check(p *redirect.Plan, changes *redirect.Changes) error {
 // Set says which plan is in force.
 func (c *Core) Set(p redirect.Plan) { c.Plan, c.applied = p, true }
 
-// Routed gives the ranges that are routed here: those of the plan in force, or
+// Routed returns the ranges that are routed here: those of the plan in force, or
 // what a killed process left.
 func (c *Core) Routed() (redirect.Set[netip.Prefix], error) {
 	if c.applied {

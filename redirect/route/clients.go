@@ -73,7 +73,7 @@ func (c *clients) close() {
 	c.handles.close()
 }
 
-// splitPorts gives the two halves of a range of ports.
+// splitPorts returns the two halves of a range of ports.
 func splitPorts(ports [2]uint16) (behind, others [2]uint16) {
 	middle := ports[0] + (ports[1]-ports[0])/2
 	return [2]uint16{ports[0], middle}, [2]uint16{min(middle+1, ports[1]), ports[1]}
@@ -236,7 +236,7 @@ func (c *clients) apply(f service.Family) (changed bool, err error) {
 	return changed, errors.Join(errs...)
 }
 
-// readUplinksLocked gives the interfaces of the default routes, and those that
+// readUplinksLocked returns the interfaces of the default routes, and those that
 // resolve no addresses, as tunnels: their routes need no gateway.
 func (c *clients) readUplinksLocked(f service.Family) (links []int, err error) {
 	routes, err := c.routes(f, syscall.RT_TABLE_MAIN)

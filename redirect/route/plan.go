@@ -18,7 +18,7 @@ type Unmarked struct {
 	rules redirect.Builder[service.Destination, struct{}]
 }
 
-// State gives the state of a plan that follows another one.
+// State returns the state of a plan that follows another one.
 func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers redirect.Replies) State {
 	if c.Rehomes(from, to) {
 		*u = Unmarked{}
@@ -35,7 +35,7 @@ func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers r
 	return s
 }
 
-// Marked gives the state of a plan for modes that mark packets.
+// Marked returns the state of a plan for modes that mark packets.
 func Marked(p *redirect.Plan, answers redirect.Replies) State {
 	s := State{Local: p.Local, NonLocal: p.NonLocal, Sources: p.Sources, MarkSteers: p.NonLocal.Len() > 0}
 	if answers.Diverted && !p.NodeSourceOnly {

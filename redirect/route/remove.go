@@ -30,7 +30,7 @@ func (r *Router) Remove() (removed []string, err error) {
 	return removed, nil
 }
 
-// Dump gives a line for each route and rule of ours that is in the kernel, always
+// Dump returns a line for each route and rule of ours that is in the kernel, always
 // in the same order.
 func (r *Router) Dump() (lines []string, err error) {
 	r.mu.Lock()
@@ -48,7 +48,7 @@ type thing struct {
 	remove func() error
 }
 
-// things gives the routes and rules of ours that are in the kernel.
+// things returns the routes and rules of ours that are in the kernel.
 func (r *Router) things() (routes, rules []thing, err error) {
 	for _, table := range r.tables() {
 		for f := range redirect.Families {
@@ -77,13 +77,13 @@ func thingsOf[T any](list []T, text func(*T) string, remove func(*T) error) (thi
 	return things
 }
 
-// ourRoutes gives the routes of ours in a table.
+// ourRoutes returns the routes of ours in a table.
 func (r *Router) ourRoutes(f service.Family, table int) ([]netlink.Route, error) {
 	routes, err := r.routes(f, table)
 	return slices.DeleteFunc(routes, func(k netlink.Route) bool { return !r.isOurRoute(&k) }), err
 }
 
-// ourRules gives the rules of ours.
+// ourRules returns the rules of ours.
 func (r *Router) ourRules(f service.Family) ([]netlink.Rule, error) {
 	rules, err := r.rules(f)
 	return slices.DeleteFunc(rules, func(k netlink.Rule) bool { return !r.isOurRule(&k) }), err

@@ -314,7 +314,7 @@ func (r *Router) Verify() (repaired bool, err error) {
 	return r.applyLocked(r.want)
 }
 
-// Check gives the error that Apply would give for what is in the kernel now,
+// Check returns the error that Apply would give for what is in the kernel now,
 // and changes nothing.
 func (r *Router) Check(s State) error {
 	r.mu.Lock()

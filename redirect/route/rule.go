@@ -101,7 +101,7 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 	return rules
 }
 
-// icmpOf gives the number of a family's ICMP.
+// icmpOf returns the number of a family's ICMP.
 func icmpOf(f service.Family) int {
 	if f == service.IPv6 {
 		return syscall.IPPROTO_ICMPV6
@@ -171,7 +171,7 @@ func (k rule) clash(theirs *netlink.Rule) error {
 	return nil
 }
 
-// CheckSockets gives a *redirect.ClashError if a rule of another program takes
+// CheckSockets returns a *redirect.ClashError if a rule of another program takes
 // packets that have Options.SocketMark and no other mark.
 func (r *Router) CheckSockets() error {
 	r.mu.Lock()
@@ -220,7 +220,7 @@ func (r *Router) removeRule(k *netlink.Rule) error {
 	return nil
 }
 
-// rules gives all policy routing rules of a family. A kernel that does not have
+// rules returns all policy routing rules of a family. A kernel that does not have
 // them is a *redirect.MissingError.
 func (r *Router) rules(f service.Family) ([]netlink.Rule, error) {
 	var rules []netlink.Rule

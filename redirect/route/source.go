@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// CheckLocal gives an error when a range takes in an address of this node: it
+// CheckLocal returns an error when a range takes in an address of this node: it
 // would cut the node off. Addresses of dummy interfaces do not count, as
 // kube-proxy's IPVS mode leaves service addresses on one.
 func (r *Router) CheckLocal(prefixes []netip.Prefix) error {
@@ -39,7 +39,7 @@ func (r *Router) isDummy(index int) bool {
 	return err == nil && l.Type() == "dummy"
 }
 
-// source gives the address that connections from this node to services come
+// source returns the address that connections from this node to services come
 // from (F8): the one of the options, else that of the state, else that of the
 // default route, else the first global one, those of lo and of dummy interfaces
 // last, else none. But for the first, it has to be assigned to an interface.
@@ -116,7 +116,7 @@ func (r *Router) Follow() {
 	}
 }
 
-// defaultRoute gives the default route of the main table with the lowest metric;
+// defaultRoute returns the default route of the main table with the lowest metric;
 // nil if there is none.
 func (r *Router) defaultRoute(f service.Family) (best *netlink.Route, err error) {
 	routes, err := r.routes(f, syscall.RT_TABLE_MAIN)

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// SourceChecks gives the interfaces whose sysctl
+// SourceChecks returns the interfaces whose sysctl
 // net.ipv4.conf.NAME.src_valid_mark is 1, as VPN tools set it; "all" stands for
 // all of them. There the kernel looks up a packet's source with the packet's
 // mark and with its ports the other way round (F10). It takes for forged, and drops

@@ -88,7 +88,7 @@ func (h *handles) removeRoute(k *netlink.Route) error {
 	return nil
 }
 
-// routes gives everything in a table.
+// routes returns everything in a table.
 func (h *handles) routes(f service.Family, table int) ([]netlink.Route, error) {
 	routes, err := h.lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	if noSuchFamily(err) {
@@ -155,7 +155,7 @@ func (r *Router) route(table int, p netip.Prefix, source netip.Addr) *netlink.Ro
 	return k
 }
 
-// LocalRoutes gives the ranges that routes of ours in the table local make
+// LocalRoutes returns the ranges that routes of ours in the table local make
 // local now, as a cover; a process that was killed may have left some.
 func (r *Router) LocalRoutes() ([]netip.Prefix, error) {
 	r.mu.Lock()

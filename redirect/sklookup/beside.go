@@ -33,7 +33,7 @@ func (x *parts) set(d service.Destination, p *redirect.Plan, in bool) {
 	x.silent.Put(d, in && p.Silent.Has(d))
 }
 
-// of gives a plan that says this of destinations, and else what another one says.
+// of returns a plan that says this of destinations, and else what another one says.
 func (x *parts) of(p redirect.Plan) redirect.Plan {
 	p.Steer, p.Refuse, p.Silent = x.steer.Map(), x.refuse.Map(), x.silent.Map()
 	return p

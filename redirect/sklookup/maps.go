@@ -30,7 +30,7 @@ const (
 	firstSlot // of listeners
 )
 
-// silentSlot gives the slot of the socket that answers nothing for a
+// silentSlot returns the slot of the socket that answers nothing for a
 // destination.
 func silentSlot(d service.Destination) slot {
 	s := silentRange(d.Addr)

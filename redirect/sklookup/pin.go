@@ -48,7 +48,7 @@ func openPin(o *Options, program *ebpf.Program) (p pin) {
 // possible reports whether the link can be pinned.
 func (p *pin) possible() bool { return p.missing == nil }
 
-// left gives the link that a killed process left in a network namespace; nil if there
+// left returns the link that a killed process left in a network namespace; nil if there
 // is none.
 func (p *pin) left(namespace int) *link.NetNsLink {
 	if p.missing != nil {
@@ -87,7 +87,7 @@ func loadPin(dir bpffs.Dir) (*link.NetNsLink, error) {
 
 var errNoPin = errors.New("no sk_lookup program is pinned")
 
-// inodeOf gives the number of the network namespace that a link is attached to; 0 if
+// inodeOf returns the number of the network namespace that a link is attached to; 0 if
 // it is no longer attached.
 func inodeOf(l *link.NetNsLink) uint32 {
 	info, err := l.Info()

@@ -188,7 +188,7 @@ func (r *Redirector) Leave() {
 	}
 }
 
-// Unpinned gives the reason why the program ends with the process; nil if it does not.
+// Unpinned returns the reason why the program ends with the process; nil if it does not.
 func (r *Redirector) Unpinned() error { return r.pin.missing }
 
 // release gives back what New and Apply opened.
@@ -253,7 +253,7 @@ func (r *Redirector) Traits() redirect.Traits {
 	return redirect.Traits{Name: Name, Replies: r.answers}
 }
 
-// check gives the error of a target that has no socket.
+// check returns the error of a target that has no socket.
 func check(s redirect.Steering) error {
 	if s.Target.FD == 0 {
 		return errors.New("no descriptor of the listening socket")

@@ -38,7 +38,7 @@ type place struct {
 	destinations int // that lead to it
 }
 
-// take gives the slot of a listener for one more destination, and puts the
+// take returns the slot of a listener for one more destination, and puts the
 // socket there if it was in none.
 func (s *slots) take(m *maps, l listener) (slot, error) {
 	if p := s.used[l]; p != nil {

@@ -148,7 +148,7 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 	})
 }
 
-// verdict gives the slot that a destination has by a plan whose listeners have theirs.
+// verdict returns the slot that a destination has by a plan whose listeners have theirs.
 func (t *tables) verdict(p *redirect.Plan, d service.Destination) (slot, bool) {
 	if target, is := p.Steer.Get(d); is {
 		at := t.slots.used[listenerOf(d, target)]
@@ -179,7 +179,7 @@ func isCluster(p *redirect.Plan, r netip.Prefix) bool {
 	return r.IsSingleIP() && p.ClusterIPs.Has(r.Addr())
 }
 
-// target gives where a plan steers a destination to.
+// target returns where a plan steers a destination to.
 func target(p *redirect.Plan, d service.Destination) redirect.Target {
 	t, _ := p.Steer.Get(d)
 	return t

@@ -13,7 +13,7 @@ import (
 // elements are lists of set elements, one for each set.
 type elements [kinds][versions][]nftables.SetElement
 
-// elementsOf gives what the changes from one plan to another put into the sets and
+// elementsOf returns what the changes from one plan to another put into the sets and
 // take out of them, but for linger and ownPort.
 func elementsOf(c *redirect.Changes, from, to *redirect.Plan) (add, drop elements) {
 	for _, d := range c.Unsteer {
@@ -46,7 +46,7 @@ func eachOf[K redirect.Key](k kind, d *redirect.Delta[K], add, drop *elements, p
 	}
 }
 
-// steerKind gives the map that holds a plan's destination.
+// steerKind returns the map that holds a plan's destination.
 func steerKind(p *redirect.Plan, d service.Destination) kind {
 	if p.NonLocal.Has(d.Addr) {
 		return take
@@ -114,7 +114,7 @@ func destinationKey(d service.Destination) []byte {
 	return append(d.Addr.AsSlice(), redirect.ProtocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
 }
 
-// lastAddr gives the last address of a range.
+// lastAddr returns the last address of a range.
 func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {

@@ -79,7 +79,7 @@ func (f *filter) close() {
 	f.reader.Close()
 }
 
-// checkName gives an error if another program has a table of that name.
+// checkName returns an error if another program has a table of that name.
 func (f *filter) checkName() error {
 	c, err := f.reader.contents(f.table.Name)
 	if err != nil {
@@ -184,7 +184,7 @@ func (f *filter) changeFlows(c *redirect.Delta[service.Destination], add, drop *
 	return nil
 }
 
-// planElements gives everything that a plan and the flows that it leaves alone put
+// planElements returns everything that a plan and the flows that it leaves alone put
 // into the sets.
 func (f *filter) planElements(p *redirect.Plan) *elements {
 	c := redirect.Whole(p)

@@ -49,7 +49,7 @@ func (r *reader) get(kind uint16, flags netlink.HeaderFlags, attrs ...netlink.At
 	return r.Get(byte(nftables.TableFamilyINet), kind, flags, attrs...)
 }
 
-// generation gives the number of the generation of all nftables tables of the
+// generation returns the number of the generation of all nftables tables of the
 // namespace: each transaction of anybody's makes it one more.
 func (r *reader) generation() (uint32, error) {
 	answers, err := r.get(kernel.GetGen, 0)
@@ -82,7 +82,7 @@ func (c *contents) ours() bool {
 	})
 }
 
-// clash gives an error if somebody else has a table of this name.
+// clash returns an error if somebody else has a table of this name.
 func (c *contents) clash(table string) error {
 	if !c.exists || c.ours() {
 		return nil
@@ -90,7 +90,7 @@ func (c *contents) clash(table string) error {
 	return &redirect.ClashError{What: "the nftables table inet " + table, Remedy: "give the proxy's table another name (--nft-table), or remove that one"}
 }
 
-// lastGeneration gives the highest generation of the sets, 0 if there are none.
+// lastGeneration returns the highest generation of the sets, 0 if there are none.
 func (c *contents) lastGeneration() int {
 	last := 0
 	for _, name := range c.sets {
@@ -131,7 +131,7 @@ func (r *reader) contents(table string) (*contents, error) {
 	return c, err
 }
 
-// chains gives the chains of a table; the kernel cannot be asked for them
+// chains returns the chains of a table; the kernel cannot be asked for them
 // alone.
 func (r *reader) chains(table string) ([]kernel.Object, error) {
 	all, err := r.get(kernel.GetChain, netlink.Dump)
@@ -143,7 +143,7 @@ func (r *reader) chains(table string) ([]kernel.Object, error) {
 	}), nil
 }
 
-// rules gives the rules of a table, also of kernels that answer with those of
+// rules returns the rules of a table, also of kernels that answer with those of
 // others.
 func (r *reader) rules(table string) ([]kernel.Object, error) {
 	all, err := r.get(kernel.GetRule, netlink.Dump, kernel.Named(kernel.AttrRuleTable, table))
@@ -167,7 +167,7 @@ func parseChain(o *kernel.Object) *nftables.Chain {
 	return c
 }
 
-// frame gives a table's chains and rules as the kernel tells them, with their
+// frame returns a table's chains and rules as the kernel tells them, with their
 // handles: whatever happens to one of them shows.
 func (r *reader) frame(table string) ([]byte, error) {
 	chains, err := r.chains(table)

@@ -51,7 +51,7 @@ type rule struct {
 
 func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices.Concat(parts...)} }
 
-// makeRules gives the rules that look into the sets of a generation. Their
+// makeRules returns the rules that look into the sets of a generation. Their
 // number does not depend on the plan's size. Every packet of the node passes them, so
 // that what is not for a service meets as little as possible: on its way in the
 // comparison of its port with a range, a look for its destination, one into

@@ -122,7 +122,7 @@ func setName(k kind, v version, generation int) string {
 	return kindNames[k] + families[v].digit + "-" + strconv.Itoa(generation)
 }
 
-// generationOf gives the generation that a set's name says.
+// generationOf returns the generation that a set's name says.
 func generationOf(name string) (generation int, ok bool) {
 	base, number, ok := strings.Cut(name, "-")
 	if !ok {
@@ -181,7 +181,7 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 	return s
 }
 
-// makeChains gives the chains, hooked ones first.
+// makeChains returns the chains, hooked ones first.
 func makeChains(table *nftables.Table, n numbers) []*nftables.Chain {
 	o := n.omitted
 	accept := nftables.ChainPolicyAccept

@@ -21,7 +21,7 @@ const (
 	elementsPerMessage = 1000
 )
 
-// connect gives the connection for transactions.
+// connect returns the connection for transactions.
 func (f *filter) connect() (*nftables.Conn, error) {
 	if f.conn != nil {
 		return f.conn, nil
@@ -60,7 +60,7 @@ const (
 	sizeOfFrame = 100 * sizeOfMessage
 )
 
-// begin gives an empty transaction. What was added to one that was never
+// begin returns an empty transaction. What was added to one that was never
 // committed is forgotten.
 func (f *filter) begin() (*batch, error) {
 	if f.open {
