@@ -28,12 +28,12 @@ type starts struct {
 // identity tells an endpoint from a later one at the same address: by the pod's UID, else by
 // the address.
 type identity struct {
-	uid  string
+	uid  service.UID
 	addr netip.AddrPort
 }
 
 func identityOf(e *service.Endpoint) identity {
-	if e.PodUID != "" {
+	if e.PodUID != (service.UID{}) {
 		return identity{uid: e.PodUID}
 	}
 	return identity{addr: e.Addr}

@@ -21,7 +21,7 @@ func slowPort(list []service.Endpoint) *service.Port {
 func ready(uids ...string) []service.Endpoint {
 	list := endpoints(len(uids))
 	for i := range list {
-		list[i].Ready, list[i].PodUID = true, uids[i]
+		list[i].Ready, list[i].PodUID = true, service.UIDOf(uids[i])
 	}
 	return list
 }

@@ -43,7 +43,7 @@ type MovedEndpoint struct {
 	Addr       netip.AddrPort
 	Node, Zone string
 	Pod        service.Name
-	PodUID     string
+	PodUID     service.UID
 }
 
 // MovedAttempt is a failed attempt.

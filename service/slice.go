@@ -185,7 +185,7 @@ func readEndpoint(e *discoveryv1.Endpoint, a netip.Addr, namespace string) Endpo
 		out.Zone = *e.Zone
 	}
 	if r := e.TargetRef; r != nil {
-		out.PodUID = string(r.UID)
+		out.PodUID = UIDOf(string(r.UID))
 		if r.Kind == "Pod" {
 			out.Pod = Name{Namespace: cmp.Or(r.Namespace, namespace), Name: r.Name}
 		}

@@ -174,7 +174,7 @@ func TestEndpointDetails(t *testing.T) {
 				ForZones: []discoveryv1.ForZone{{Name: "z1"}, {Name: "z2"}}, ForNodes: []discoveryv1.ForNode{{Name: "n"}},
 			}
 		})
-		if e.Pod != (Name{"default", "web-0"}) || e.PodUID != "u" {
+		if e.Pod != (Name{"default", "web-0"}) || e.PodUID != UIDOf("u") {
 			t.Errorf("pod: %v %q", e.Pod, e.PodUID)
 		}
 		if !slices.Equal(e.ZoneHints(), []string{"z1", "z2"}) || !slices.Equal(e.NodeHints(), []string{"n"}) {

@@ -213,11 +213,10 @@ type Endpoint struct {
 	// Weight is what weighted algorithms go by; 0 = none was given, which counts as 1.
 	Weight uint16
 
-	Node string // name of its node, may be empty
-	Zone string // may be empty
-	Pod  Name   // targetRef if that is a Pod, else empty
-	// PodUID is the UID of targetRef, or "".
-	PodUID string
+	Node   string // name of its node, may be empty
+	Zone   string // may be empty
+	Pod    Name   // targetRef if that is a Pod, else empty
+	PodUID UID    // of targetRef
 
 	// Hints are nil for none.
 	Hints *Hints

@@ -118,8 +118,18 @@ var promises = []mutation{
 	},
 	{
 		name: "slow-start-by-address", what: "a new pod at an old address has its full share at once",
-		file: "balancer/slowstart.go", old: "if e.PodUID != \"\" {", new: "if false {",
+		file: "balancer/slowstart.go", old: "if e.PodUID != (service.UID{}) {", new: "if false {",
 		pkg: "balancer", test: "TestSlowStartOfPods",
+	},
+	{
+		name: "uid-with-a-tail", what: "UIDs of pods that begin alike are the same",
+		file: "service/uid.go", old: "len(text) != 36", new: "len(text) < 36",
+		pkg: "service", test: "TestUIDsDiffer",
+	},
+	{
+		name: "uid-as-bytes", what: "UIDs of pods pass to an older process as bytes",
+		file: "service/uid.go", old: "return []byte(u.String()), nil", new: "return u[:], nil",
+		pkg: "service", test: "TestUIDPassesAsText",
 	},
 	{
 		name: "table-decides-in-slow-start", what: "the kernel's table decides while an endpoint starts",
