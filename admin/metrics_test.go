@@ -293,9 +293,7 @@ func TestExemplars(t *testing.T) {
 		t.Errorf("connections that were not slow have exemplars:\n%s", w.Body)
 	}
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	native := 0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

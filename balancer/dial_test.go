@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // behaviour is how an endpoint of the simulated world treats a connection: it
@@ -339,9 +340,7 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 // TestDialTimeoutsOfAService: the annotation's come in the place of the defaults.
 func TestDialTimeoutsOfAService(t *testing.T) {
 	opts, err := Options{Plan: DefaultPlan()}.For(&service.Port{Annotations: map[string]string{"dial-timeouts": "2s, 3s"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, list := New(opts), endpoints(3)
 	var d Dial
 	now := time.Duration(0)

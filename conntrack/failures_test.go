@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // The last failures hold connections that their endpoint broke, and not those that the
@@ -22,9 +24,7 @@ func TestFailuresHoldBrokenConnections(t *testing.T) {
 		s.Close(r)
 	}
 	all, err := table.Failures(context.Background(), func(_ int, f func()) bool { f(); return true })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got []string
 	for _, f := range all {
 		if f.Endpoint != endpoint || f.Duration <= 0 {

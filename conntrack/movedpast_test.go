@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // pastFormats are the hashes of what TestPastFormat describes, by pastFormat.
@@ -34,7 +35,7 @@ func TestPastFormat(t *testing.T) {
 // carried sends what a Past has to another one.
 func carried(t *testing.T, from, to *Past) {
 	t.Helper()
-	if err := from.Move(func(m *MovedPast) error {
+	must.OK(t, from.Move(func(m *MovedPast) error {
 		text, err := json.Marshal(m)
 		if err != nil {
 			return err
@@ -48,9 +49,7 @@ func carried(t *testing.T, from, to *Past) {
 		}
 		to.Carry(&arrived)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // What a process has kept goes to the next one whole, once, before that one's own, and on to a third.
@@ -123,9 +122,7 @@ func TestMovedPastIsBounded(t *testing.T) {
 func TestPastOfAnotherFormat(t *testing.T) {
 	from, to := newPast(t, LeastPast), newPast(t, LeastPast)
 	from.put(examples()[:1])
-	if err := from.Move(func(m *MovedPast) error { m.Format++; to.Carry(m); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, from.Move(func(m *MovedPast) error { m.Format++; to.Carry(m); return nil }))
 	if n := to.View().Kept; n != 0 {
 		t.Errorf("%d records are kept", n)
 	}

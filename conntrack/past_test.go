@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -30,9 +31,7 @@ func (v *PastView) lines(t *testing.T, since time.Time, limit int, match func(*R
 	t.Helper()
 	var out bytes.Buffer
 	j := NewJSONEncoder(&out)
-	if err := v.Visit(t.Context(), since, limit, match, func(r *Record) error { j.Encode(r); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, v.Visit(t.Context(), since, limit, match, func(r *Record) error { j.Encode(r); return nil }))
 	return out.String()
 }
 
@@ -130,9 +129,7 @@ func TestPastQuestions(t *testing.T) {
 				want = want[max(len(want)-limit, 0):]
 			}
 			var got []uint64
-			if err := v.Visit(t.Context(), time.Unix(0, since), limit, match, func(r *Record) error { got = append(got, r.ID); return nil }); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, v.Visit(t.Context(), time.Unix(0, since), limit, match, func(r *Record) error { got = append(got, r.ID); return nil }))
 			if !slices.Equal(got, want) {
 				t.Errorf("since %d, the last %d: %d records %v, want %d", since, limit, len(got), got, len(want))
 			}

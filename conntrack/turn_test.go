@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A walk that has used its time pauses four times as long before the next one has the
@@ -11,9 +13,7 @@ import (
 func TestWalksRest(t *testing.T) {
 	turn := turn{held: make(chan struct{}, 1)}
 	step := func(took time.Duration) time.Duration {
-		if err := turn.take(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, turn.take(context.Background()))
 		began := time.Now()
 		turn.giveBack(context.Background(), took)
 		return time.Since(began)

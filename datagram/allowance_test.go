@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -164,9 +165,7 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 		}
 		close(gate)
 		for i, c := range list {
-			if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.SetReadDeadline(time.Now().Add(patience)))
 			if _, err := c.Read(make([]byte, 100)); err != nil {
 				t.Errorf("client %d: %v", i, err)
 			}

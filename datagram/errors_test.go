@@ -377,9 +377,7 @@ func counter(t *testing.T, h *netns.Host, protocol, name string) (n int) {
 func readIn(t *testing.T, h *netns.Host, path string) string {
 	t.Helper()
 	var text []byte
-	if err := h.Do(func() (err error) { text, err = os.ReadFile(path); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.Do(func() (err error) { text, err = os.ReadFile(path); return err }))
 	return string(text)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/sklookup"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -45,9 +46,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			lab := netns.NewLab(t, 2)
 			steer, err := way.make(route.Options{NetNS: lab.Node.FD()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			counted := &steering.Counted{Redirector: steer}
 			n := newNodeBy(t, lab, counted, nil)
 			n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, lab.Node.IPv6})
@@ -81,9 +80,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 				}
 			}
 			c := client(t, lab.Client, vip4+":53")
-			if _, err := ask(c, "q", patience); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(ask(c, "q", patience)))
 			n.apply(service.Change{EndpointSlices: endpointSlices("four-53", vip4, at(two.IPv4, 5300))})
 			if got, err := ask(c, "q", patience); err != nil || !strings.HasPrefix(got, "b2:5300 ") {
 				t.Errorf("after its endpoint went: %q, %v", got, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -42,9 +43,7 @@ func TestPortOfAnotherProgramIsLeftToIt(t *testing.T) {
 	}
 	ask("node:30080")
 	n.relay.held = nil
-	if err := path.Bind(nodePort); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, path.Bind(nodePort))
 	ask("b1:8080")
 	n.relay.held = sys.EADDRINUSE // bound anew, for another Action
 	_ = path.Bind(nodePort)

@@ -142,13 +142,11 @@ func TestReplacedFlowIsReleasedOnce(t *testing.T) {
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	c, err := lab.Client.Dial("tcp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	must.OK(t, must.Err(netns.AskOn(c)))
 	wait.True(t, "a flow", func() bool { return n.server.Stats().Open == 1 })
 	w := n.server.worker
-	if err := n.server.onLoop(func() error {
+	must.OK(t, n.server.onLoop(func() error {
 		defer w.endRound()
 		f := w.flows[slices.IndexFunc(w.flows, func(f *flow) bool { return f != nil })]
 		_ = c.(*net.TCPConn).SetLinger(0)
@@ -164,9 +162,7 @@ func TestReplacedFlowIsReleasedOnce(t *testing.T) {
 		f.replaced(w.loop.Now())
 		w.expire(math.MaxInt64)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if spare, open := w.spares.Len(), n.server.Stats().Open; spare != len(w.flows)-1 || open != 0 {
 		t.Errorf("%d of %d indices are free, %d flows are open", spare, len(w.flows)-1, open)
 	}

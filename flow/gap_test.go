@@ -46,9 +46,7 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 					n := newNode(t, lab, by)
 					n.serve(0)
 					conn, err := lab.Client.Dial("tcp", vip4+":80")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					ends := [2]*net.TCPConn{conn.(*net.TCPConn), <-accepted}
 					host := [2]*netns.Host{lab.Client, lab.Backends[0]}[side]
 					from, to := ends[side], ends[1-side]

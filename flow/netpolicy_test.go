@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -206,9 +207,7 @@ func TestNetworkPolicies(t *testing.T) {
 func (c *policyNet) judge(t *testing.T, masquerade bool, more policyCase) {
 	vips := policyVIPs[c.ipv6]
 	open, err := c.Pods[0].Dial("tcp", net.JoinHostPort(vips[0], "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer open.Close()
 	for _, p := range append(slices.Clone(policyCases), more) {
 		c.Node.NFT(t, "table inet engine {}\ndelete table inet engine\ntable inet engine {"+c.fill(p.rules)+"\n}")

@@ -161,9 +161,7 @@ func TestNodeClientsAreAdopted(t *testing.T) {
 		for network, c := range open {
 			_ = c.SetDeadline(time.Now().Add(patience))
 			b := make([]byte, 100)
-			if _, err := io.WriteString(c, "ping"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(io.WriteString(c, "ping")))
 			if n, err := c.Read(b); err != nil || !strings.HasSuffix(string(b[:n]), "ping") {
 				t.Fatalf("%s: %q, %v", network, b[:n], err)
 			}
@@ -308,9 +306,7 @@ func TestNodeClientsAndThePathMTU(t *testing.T) {
 				_ = c.CloseWrite()
 			}()
 			r := bufio.NewReader(c)
-			if _, err := r.ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(r.ReadString('\n')))
 			if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, sent) {
 				t.Errorf("%d bytes of %d came back, %v", len(got), len(sent), err)
 			}
@@ -355,9 +351,7 @@ func TestNodeAsksAnEndpointByANodeClientsPort(t *testing.T) {
 	if said := n.say(direct); said == "b1:8080 "+peer || !strings.HasPrefix(said, "b1:8080 ") {
 		t.Errorf("the endpoint answered %q to the node's own connection, and saw %s before", said, peer)
 	}
-	if _, err := io.WriteString(c, "again"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(io.WriteString(c, "again")))
 	b := make([]byte, 5)
 	if _, err := io.ReadFull(c, b); err != nil || string(b) != "again" {
 		t.Errorf("%q, %v", b, err)

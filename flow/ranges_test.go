@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -130,9 +131,7 @@ func TestSourceRangesWithoutRoom(t *testing.T) {
 	for i := range keys {
 		keys[i] = bpf.RangeOf(bpf.KernelSet{Half: [2]uint32{2, uint32(i)}}, netip.MustParsePrefix("198.51.100.0/24"))
 	}
-	if _, err := ranges.BatchUpdate(keys, values, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(ranges.BatchUpdate(keys, values, nil)))
 	b1 := at(lab.Backends[0].IPv4, 8080)
 	n.apply(onNode("node", svc(vip4, balanced(balancer4, lab.Client.IPv4.String()+"/32"), b1)))
 	n.apply(named("others", onNode("node", svc("10.96.0.93", balanced("192.0.2.93", "198.51.100.0/24"), b1))))

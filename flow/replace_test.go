@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -24,9 +25,7 @@ func TestReplacedServiceKeepsItsDestinationsAndSessions(t *testing.T) {
 	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
 	n.apply(svc(vip4, nil, b1))
 	c, err := lab.Client.Dial("udp", vip4+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	for i, annotation := range []string{"", "balancer: random", "", "datapath: relay", "", "balancer: random"} {
 		n.apply(svc(vip4, func(s *corev1.Service) {

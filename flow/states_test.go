@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -43,9 +44,7 @@ func testRulesWithStates(t *testing.T, ipv6, tracked bool) {
 	for _, vip := range policyVIPs[ipv6] {
 		for _, network := range []string{"tcp", "udp"} {
 			conn, err := c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, net.JoinHostPort(vip, "80"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = conn.Close() })
 			open = append(open, conn)
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // What connections, sessions and listeners can take together is never more than
@@ -22,9 +23,7 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 	} {
 		o := Config{Relay: relay.Config{MaxPipes: 128}}
 		l, err := o.shareOut(c.files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if l.datagram.MaxSessions != c.sessions || l.datagram.MaxServiceSessions != c.sessions || l.stream.MaxConnections != c.connections {
 			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.datagram.MaxSessions, l.stream.MaxConnections, c.sessions, c.connections)
 		}

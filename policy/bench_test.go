@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // nodePorts is the size of Kubernetes' default node port range.
@@ -65,9 +66,7 @@ var destinations = map[string]struct {
 func reportCPU(b *testing.B) func() {
 	used := func() time.Duration {
 		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
 	before := used()

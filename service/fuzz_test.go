@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	netutils "k8s.io/utils/net"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // FuzzAddress: parseAddr accepts exactly the addresses that Kubernetes accepts,
@@ -56,9 +58,7 @@ func FuzzPrefix(f *testing.F) {
 func FuzzApply(f *testing.F) {
 	for _, c := range []Change{cluster(1, 2), services(newService("web", "10.96.0.1", withExternalIPs("192.0.2.1"), withIngress("192.0.2.2")))} {
 		svc, err := json.Marshal(c.Services[0])
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, err)
 		es := []byte("{}")
 		if len(c.EndpointSlices) > 0 {
 			if es, err = json.Marshal(c.EndpointSlices[0]); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -34,9 +35,7 @@ func BenchmarkApply(b *testing.B) {
 					b.StopTimer()
 					table := policy.Compile(n.server.state.Load().table, n.store.Apply(changes[i%len(changes)]), n.policy)
 					b.StartTimer()
-					if err := n.manager.Apply(table); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, n.manager.Apply(table))
 				}
 			})
 		}

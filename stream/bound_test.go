@@ -101,9 +101,7 @@ func (n *node) pass() {
 // maintain does what is due.
 func (n *node) maintain() {
 	n.t.Helper()
-	if err := n.lab.Node.Do(func() error { _, err := n.manager.Maintain(); return err }); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.lab.Node.Do(func() error { _, err := n.manager.Maintain(); return err }))
 }
 
 func destination(a string) service.Destination {

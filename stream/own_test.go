@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,9 +26,7 @@ func TestEndpointOnThisNodeIsNeverTheProxyItself(t *testing.T) {
 			t.Parallel()
 			lab := netns.NewLab(t, 0)
 			// The kernel tries the ports at even distances first.
-			if err := lab.Node.SetSysctl("net/ipv4/ip_local_port_range", "40000 40007"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.SetSysctl("net/ipv4/ip_local_port_range", "40000 40007"))
 			own, vip := netip.AddrPortFrom(lab.Node.IPv4, 40002), "10.96.0.1"
 			if family == "IPv6" {
 				own, vip = netip.AddrPortFrom(lab.Node.IPv6, 40002), "fd00:96::1"

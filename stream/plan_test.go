@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -146,9 +147,7 @@ func TestPlanAgainstModel(t *testing.T) {
 				}
 				n.apply(randomWeb(r, n))
 				n.pass() // nothing has connections: nothing lingers
-				if err := n.agrees(modelOf(n.server.state.Load().table, host, ranges), bindEach); err != nil {
-					t.Fatalf("step %d: %v", step, err)
-				}
+				must.OKf(t, n.agrees(modelOf(n.server.state.Load().table, host, ranges), bindEach), "step %d", step)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -28,9 +29,7 @@ func TestA310_SourceRangesSilenceOthers(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 2)
 	onNode := netip.MustParseAddr("192.0.2.1")
-	if err := lab.Node.AddAddr("lo", netip.PrefixFrom(onNode, 32)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddAddr("lo", netip.PrefixFrom(onNode, 32)))
 	options, log := onAddresses(lab, onNode)
 	n := newNode(t, lab, func(o *setup) {
 		options(o)

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Of the records that a sample's filter matches, one connection in N is written from each
@@ -15,9 +16,7 @@ func TestAccessLogSample(t *testing.T) {
 	var o recordOptions
 	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	o.register(f)
-	if err := f.Parse([]string{"--access-log-filter", "end!=idle", "--access-log-sample", "1/100 end=client_fin", "--access-log-sample", "1/2 attempts>1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Parse([]string{"--access-log-filter", "end!=idle", "--access-log-sample", "1/100 end=client_fin", "--access-log-sample", "1/2 attempts>1"}))
 	keep := o.keep()
 	for _, tt := range []struct {
 		record conntrack.Record

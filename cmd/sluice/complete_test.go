@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestShellsCompleteWords: the shell completes each flag whose help lists words, in
@@ -27,9 +29,7 @@ func TestShellsCompleteWords(t *testing.T) {
 			root.SetOut(&out)
 			root.SetErr(&out)
 			root.SetArgs(append(append([]string{"__complete"}, strings.Fields(cmd.CommandPath())[1:]...), "--"+f.Name, ""))
-			if err := root.Execute(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, root.Execute())
 			for _, word := range want {
 				if !slices.Contains(strings.Fields(out.String()), word) {
 					t.Errorf("%s --%s: %q, want %s", cmd.CommandPath(), f.Name, out.String(), want)

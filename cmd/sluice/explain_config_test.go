@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // verdict returns what explain decides about a connection from elsewhere.
@@ -36,9 +38,7 @@ func verdict(t *testing.T, to string, args ...string) string {
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
 	name = filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 

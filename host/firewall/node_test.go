@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -63,9 +64,7 @@ func TestReadOnNode(t *testing.T) {
 				load(t, node, c.text, c.program)
 			}
 			conn, err := kernel.OpenNFTables(node.FD())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.Close()
 			if got, err := ReadOnNode(conn, "mine"); err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	vnetlink "github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Attributes are read as another library writes them, and broken ones end the walk.
@@ -15,9 +17,7 @@ func TestAttributes(t *testing.T) {
 	b, err := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: 1, Data: []byte("one")}, {Type: netlink.Nested | 2, Data: []byte("second")}, {Type: 1, Data: []byte("again")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got := Attribute(b, 1); string(got) != "one" {
 		t.Errorf("the first of two: %q", got)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestText(t *testing.T) {
@@ -60,9 +62,7 @@ func FuzzAll(f *testing.F) {
 			}
 		}
 		line, err := json.Marshal(map[string]string{"a": s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		out := string(JSON(line))
 		if i := strings.IndexFunc(out, func(r rune) bool { return !strconv.IsPrint(r) }); i >= 0 {
 			t.Fatalf("%q becomes %q", line, out)

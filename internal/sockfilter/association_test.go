@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A program of CompileClients looks at the client alone.
@@ -26,9 +27,7 @@ func TestCompileClients(t *testing.T) {
 		{v6, prefixes("fd00::/8", "2001:db8:2:1::5/128"), "2001:db8:2:1::6", false},
 	} {
 		program, err := CompileClients(c.at, c.allowed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, port := range []uint16{1, 3868} {
 			if got := run(t, program, packet{netip.MustParseAddr(c.from), netip.AddrPortFrom(c.at, port)}); got != c.want {
 				t.Errorf("%s among %v: %t, want %t", c.from, c.allowed, got, c.want)

@@ -7,15 +7,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // bound returns a UDP socket on a loopback address, and its address.
 func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
 	t.Helper()
 	fd, err := BindUDP(netip.AddrPortFrom(netip.MustParseAddr(ip), 0), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
 	if e != 0 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -164,9 +165,7 @@ func TestTrials(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	choice, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Logf("%s, in %v", choice, choice.Took)
 	if err := choice.Redirector.Close(); err != nil {
 		t.Error(err)

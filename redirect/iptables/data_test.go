@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -49,9 +50,7 @@ func sendData(t *testing.T, from *netns.Host, to netip.AddrPort, patience time.D
 		raw, err = net.DialIP("ip4:tcp", nil, &net.IPAddr{IP: to.Addr().AsSlice()})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer raw.Close()
 	const port = 9999
 	const pshAck = 0x18
@@ -64,9 +63,7 @@ func sendData(t *testing.T, from *netns.Host, to netip.AddrPort, patience time.D
 	binary.BigEndian.PutUint16(s[14:], 1000) // window
 	s = append(s, "data"...)
 	binary.BigEndian.PutUint16(s[16:], checksum(from.IPv4, to.Addr(), s))
-	if _, err := raw.Write(s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(raw.Write(s)))
 	_ = raw.SetReadDeadline(time.Now().Add(patience))
 	buf := make([]byte, 100)
 	for {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -139,9 +140,7 @@ func TestChangeIsOneCall(t *testing.T) {
 		syscall.ForkLock.RLock()
 		err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$@\" >> "+calls+"\nexec "+ipset+" \"$@\"\n"), 0o700)
 		syscall.ForkLock.RUnlock()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		was := *r.tools
 		r.tools.ipset, r.tools.programs = script, map[string]string{}
 		for i, c := range []struct {

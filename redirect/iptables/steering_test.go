@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -17,9 +18,7 @@ func TestSteering(t *testing.T) {
 				o := opts
 				o.Routes.NetNS = node.FD()
 				r, err := New(o)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return r
 			},
 			Kill: func(_ testing.TB, r redirect.Redirector) {

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestSteps: what a Core calls when, without a kernel.
@@ -29,7 +30,7 @@ func TestSteps(t *testing.T) {
 	}
 	tooHigh := errors.New("port 9000 is too high")
 	broken := error(nil)
-	if err := c.Open(Steps{
+	must.OK(t, c.Open(Steps{
 		Prepare: func(p *redirect.Plan) { call("prepare"); p.NodeSourceOnly = true },
 		Steers:  "the test",
 		Check: func(s redirect.Steering) error {
@@ -51,9 +52,7 @@ func TestSteps(t *testing.T) {
 		Verify:  func() (bool, error) { call("verify"); return true, nil },
 		Remove:  func() error { call("remove"); return broken },
 		Release: func() { call("release") },
-	}, nil, watch.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	}, nil, watch.Options{}))
 	plan := func(port uint16, p service.Protocol) redirect.Plan {
 		d := service.Destination{Addr: netip.MustParseAddr("10.96.0.1"), Port: port, Protocol: p}
 		return redirect.Plan{Steer: redirect.Map[service.Destination, redirect.Target]{}.With(d, redirect.Target{Port: 1})}

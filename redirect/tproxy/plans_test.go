@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -226,14 +227,10 @@ func TestNoGapBetweenPlans(t *testing.T) {
 	lab.Node.EchoTCP(t, 80)
 	outside := lab.Backends[0]
 	outside.EchoTCP(t, 80)
-	if err := lab.Node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), outside.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), outside.IPv4))
 	elsewhere := newRedirector(t, outside, Options{}) // for its routes: it has all of them
 	apply(t, elsewhere, steering.Plan())
-	if _, err := elsewhere.filter.remove(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(elsewhere.filter.remove()))
 
 	f := steering.NewFront(t, lab.Node, "front")
 	web := tcp("10.96.0.10:80")

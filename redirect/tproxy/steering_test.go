@@ -5,6 +5,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -15,9 +16,7 @@ func TestSteering(t *testing.T) {
 	steering.Run(t, steering.Mode{
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 			r, err := New(optionsOf(node))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return r
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -58,9 +59,7 @@ func TestStrictSourceChecks(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	for _, key := range []string{"rp_filter", "src_valid_mark"} {
 		for _, name := range []string{"all", "default", "client", "lo"} {
-			if err := lab.Node.SetSysctl("net/ipv4/conf/"+name+"/"+key, "1"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/"+name+"/"+key, "1"))
 		}
 	}
 	f := steering.NewFront(t, lab.Node, "front")

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -42,9 +43,7 @@ type follower struct {
 func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	t.Helper()
 	client, err := Connect(Connection{Master: api.server.URL, QPS: 1000, Burst: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := &follower{t: t, log: &output.Text{}, apply: apply}
 	o.Logger = zerolog.New(f.log)
 	f.store = service.NewStore(service.StoreOptions{NodeName: o.NodeName, ServiceProxyName: o.ServiceProxyName})

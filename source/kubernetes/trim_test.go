@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // full returns one object of each kind with every field filled that a proxy may
@@ -108,9 +109,7 @@ func TestTrimKeepsWhatTheModelReads(t *testing.T) {
 // take more than everything that is kept.
 func TestSlicesAreParsedWhenTheyAreDecoded(t *testing.T) {
 	client, err := Connect(Connection{Master: "http://192.0.2.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, w := range New(client, Options{NodeName: "a"}).watchers {
 		if w.kind != "endpointslices" {
 			continue

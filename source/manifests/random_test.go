@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // fresh returns what a Watcher that starts now finds, and whether an object is in
@@ -26,9 +27,7 @@ func fresh(t *testing.T, dir string) (objects map[string]string, disputed func(o
 		b.apply(c)
 		cancel()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return b.objects, func(object string) bool {
 		for k, claims := range w.catalog.claims {
 			mirrored := k.kind == kindEndpoints && strings.HasPrefix(object, "EndpointSlice "+k.Name.String()+"-mirror-")

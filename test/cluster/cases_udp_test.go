@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -112,9 +113,7 @@ type socket struct {
 func (w *world) socket(from *netns.Host, address string) *socket {
 	w.t.Helper()
 	c, err := from.Dial("udp", address)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	w.t.Cleanup(func() { _ = c.Close() })
 	return &socket{w, from.Name() + " to " + address, c}
 }

@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,10 +25,7 @@ func testChart(t *testing.T, w *world) {
 	if out, err := w.kubectl(t, "apply", "-f", "testdata/monitoring-crds.yaml").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	kubeadm, err := os.ReadFile("../../cmd/sluice/internal/kubeproxyconfig/testdata/kubeadm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeadm := must.Read(t, "../../cmd/sluice/internal/kubeproxyconfig/testdata/kubeadm.yaml")
 	moved := strings.NewReplacer(`healthzBindAddress: ""`, `healthzBindAddress: 0.0.0.0:10356`, `metricsBindAddress: ""`, `metricsBindAddress: 0.0.0.0:10349`)
 	for name, data := range map[string]map[string]string{
 		"kube-proxy":        {"config.conf": string(kubeadm)},

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/execserver"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -33,9 +34,7 @@ func startKubelet(t *testing.T, host *netns.Host) *kubelet {
 	t.Helper()
 	k := &kubelet{t: t, host: host}
 	l, err := host.Listen("tcp", at(host.IPv4.String(), kubeletPort))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { execserver.Serve(w, r, k.run) }))
 	_ = server.Listener.Close()
 	server.Listener, server.TLS = l, &tls.Config{}

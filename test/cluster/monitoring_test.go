@@ -171,10 +171,8 @@ func testAlerts(t *testing.T, w *world) {
 	if out, err := w.hosts.Node.Command(t, "promtool", "check", "rules", alerts).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	text, err := os.ReadFile(alerts)
-	must.OK(t, err)
-	played, err := os.ReadFile("testdata/alerts_test.yaml")
-	must.OK(t, err)
+	text := must.Read(t, alerts)
+	played := must.Read(t, "testdata/alerts_test.yaml")
 	w.write("alerts.yaml", string(text))
 	w.write("alerts_test.yaml", string(played))
 	if out, err := w.hosts.Node.Command(t, "promtool", "test", "rules", filepath.Join(w.dir, "alerts_test.yaml")).CombinedOutput(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -73,9 +74,7 @@ func (w *world) nodePort() int32 { return 30000 + given.nodePorts.Add(1) }
 func (w *world) vip() string {
 	w.t.Helper()
 	ip := fmt.Sprintf("203.0.113.%d", 20+given.vips.Add(1))
-	if err := w.hosts.World.AddAddr("lo", netip.PrefixFrom(netip.MustParseAddr(ip), 32)); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.hosts.World.AddAddr("lo", netip.PrefixFrom(netip.MustParseAddr(ip), 32)))
 	return ip
 }
 

@@ -252,9 +252,7 @@ func TestPlugin(t *testing.T) {
 	})
 	play("page", func(t *testing.T) {
 		cmd := f.pluginCommand("web", "--listen", "18080")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		f.until("the page has a connection of each node", func() error {
 			body, err := f.get("http://127.0.0.1:18080/v1/connections?filter=service%3Ddefault/web")
 			for _, name := range f.names {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // testPortsTaken starts the program while other programs have the ports of
@@ -22,9 +24,7 @@ func testPortsTaken(t *testing.T, w *world) {
 		t.Run(port.name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
 			l, err := w.hosts.Node.Listen("tcp", port.address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer l.Close()
 			args := []string{"run", "--kubeconfig", w.kubeconfig("sluice"), "--hostname-override", "node", "--access-log", "off"}
 			says := func(program, text string) {

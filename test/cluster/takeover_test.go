@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -33,9 +34,7 @@ func TestTakeOverOfContainers(t *testing.T) {
 		granted = append(granted, string(c))
 	}
 	pins := t.TempDir()
-	if err := unix.Mount("bpf", pins, "bpf", 0, "mode=700"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mount("bpf", pins, "bpf", 0, "mode=700"))
 	t.Cleanup(func() { _ = unix.Unmount(pins, unix.MNT_DETACH) })
 	pod := func(name string) *netns.Cmd {
 		return w.startContained(container{

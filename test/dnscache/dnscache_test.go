@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -93,9 +94,7 @@ func (w *world) run(h *netns.Host, name string, args ...string) *netns.Cmd {
 	w.t.Helper()
 	c := h.Command(w.t, name, args...)
 	c.Stdout, c.Stderr = &w.log, &w.log
-	if err := c.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, c.Start())
 	return c
 }
 
@@ -103,9 +102,7 @@ func (w *world) run(h *netns.Host, name string, args ...string) *netns.Cmd {
 func (w *world) serve(h *netns.Host, corefile string) *netns.Cmd {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "Corefile")
-	if err := os.WriteFile(path, []byte(corefile), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(path, []byte(corefile), 0o600))
 	return w.run(h, w.cache, "-conf", path)
 }
 
@@ -129,9 +126,7 @@ endpoints: [{addresses: ["%[3]s"], nodeName: elsewhere}]
 ---
 `, name, ip, w.lab.Backends[0].IPv4)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "dns.yaml"), []byte(text.String()), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(filepath.Join(dir, "dns.yaml"), []byte(text.String()), 0o600))
 	w.run(w.lab.Node, w.sluice, "run", "--manifests", dir, "--hostname-override", "node", "--service-cidr", "10.96.0.0/16",
 		"--access-log", "off", "--metrics-bind-address", "", "--bpf-root", "", "--datapath", datapath)
 	wait.For(w.t, "sluice is ready", patience, func() error {
@@ -160,18 +155,14 @@ func (w *world) install() {
 // stop ends the cache, which takes its interface and rules with it.
 func (w *world) stop() {
 	w.t.Helper()
-	if err := w.running.Process.Signal(syscall.SIGKILL); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.running.Process.Signal(syscall.SIGKILL))
 	_ = w.running.Wait()
 	w.rules("-D")
 	link, err := w.lab.Node.Netlink().LinkByName(device)
 	if err == nil {
 		err = w.lab.Node.Netlink().LinkDel(link)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 }
 
 // rules adds or removes those that keep the cache's packets out of connection tracking.
@@ -221,8 +212,6 @@ func ask(from *netns.Host, network string, question [3]string) error {
 func (w *world) hold() (release func()) {
 	w.t.Helper()
 	c, err := w.lab.Client.Dial("tcp", net.JoinHostPort(dnsIP, "53"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	return func() { _ = c.Close() }
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -179,8 +178,7 @@ func TestBadAnnotations(t *testing.T) {
 // TestAnnotationsNameTheirTests expects each row of docs/configuration.md's table of annotations
 // to name a test through real sockets that exists, on both data paths.
 func TestAnnotationsNameTheirTests(t *testing.T) {
-	text, err := os.ReadFile("../../docs/configuration.md")
-	must.OK(t, err)
+	text := must.Read(t, "../../docs/configuration.md")
 	sources := testSources(t)
 	rows := regexp.MustCompile("(?m)^\\| `sluice.dev/([a-z-]+)` \\|.*\\|(.*)\\|$").FindAllStringSubmatch(string(text), -1)
 	for _, row := range rows {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -140,9 +141,7 @@ func (c *cause) fill(t *testing.T, lab *netns.Lab, bad *netns.Host, address stri
 			t.Fatal(tries, err)
 		}
 		server, err := netns.AskOn(conn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if !strings.HasPrefix(server, bad.Name()+":") {
 			_ = conn.Close()
 			continue

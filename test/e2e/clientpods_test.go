@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,9 +24,7 @@ func TestClientsPodsAreNamed(t *testing.T) {
 		p.start("--datapath", path)
 		address := addresses(80, vip4)[0]
 		for _, h := range []*netns.Host{lab.Client, lab.Backends[1]} {
-			if _, err := h.Ask("tcp", address); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(h.Ask("tcp", address)))
 		}
 		hold(t, lab.Client, address, 1)
 		open := hold(t, lab.Backends[1], address, 1)[0].LocalAddr().String()

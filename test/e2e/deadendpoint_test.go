@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -33,9 +34,7 @@ func swallow(t *testing.T, h *netns.Host, port uint16) {
 	}}
 	lc.SetMultipathTCP(false)
 	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -154,9 +155,7 @@ func TestDrainSurvivesARestart(t *testing.T) {
 		seen := map[string]bool{}
 		for range 4 {
 			name, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			seen[name] = true
 		}
 		if seen["b2:8080"] == want || !seen["b1:8080"] {

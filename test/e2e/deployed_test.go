@@ -2,13 +2,13 @@ package e2e
 
 import (
 	"net"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,10 +25,7 @@ var deployments = []struct {
 // granted returns the capabilities that a deployment's file grants, as setpriv calls them.
 func granted(t *testing.T, file string, list *regexp.Regexp) (names []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../../deploy", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, filepath.Join("../../deploy", file))
 	found := list.FindSubmatch(text)
 	if found == nil {
 		t.Fatalf("%s lists no capabilities", file)
@@ -78,9 +75,7 @@ func pathWith(t *testing.T, rights []string, path, why string, flags ...string) 
 		t.Errorf("the log does not say %q", why)
 	}
 	for had, vip := range []string{vip4, vip6} {
-		if _, err := lab.Client.Ask("tcp", net.JoinHostPort(vip, "80")); err != nil {
-			t.Fatalf("to %s: %v", vip, err)
-		}
+		must.OKf(t, must.Err(lab.Client.Ask("tcp", net.JoinHostPort(vip, "80"))), "to %s", vip)
 		if all := p.awaitRecords(had + 1); all[had].Path != path {
 			t.Errorf("to %s: the path is %s, want %s", vip, all[had].Path, path)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -111,9 +112,7 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 				go func() { done <- c.deluge(network, flooded, stop) }()
 				f50, f99 := phase()
 				m, err := p.metrics()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				most = max(most, m["sluice_flows"])
 				close(stop)
 				sent += <-done

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -33,9 +34,7 @@ func TestFullTableOfFlows(t *testing.T) {
 	}
 	for i := range clients {
 		conn, err := lab.Client.Dial("udp", net.JoinHostPort(vip4, "53"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		conns = append(conns, conn)
 		ask(i, "at first")

@@ -19,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -184,9 +185,7 @@ func (f *fuzz) serveAll() {
 		for range f.web {
 			f.servers[i] = append(f.servers[i], &fuzzServer{script: f.script, index: i, conns: map[*net.TCPConn]*atomic.Bool{}, told: f.tell, met: f.meet, deadline: f.deadline})
 		}
-		if err := f.listen(i); err != nil {
-			f.t.Fatal(err)
-		}
+		must.OK(f.t, f.listen(i))
 		f.t.Cleanup(func() { f.silence(i) })
 	}
 }

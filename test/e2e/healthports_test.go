@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -50,9 +51,7 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 	counts := func() (open, waiting, claims, connections int) {
 		t.Helper()
 		m, err := p.metrics()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return int(m["sluice_health_check_ports"]), int(m["sluice_health_check_ports_waiting"]), int(m["sluice_port_claims"]),
 			int(sumOf(m, metricOpen, `protocol="TCP"`))
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -51,9 +52,7 @@ func TestHostileClientsOfTheSocket(t *testing.T) {
 	}
 	descriptors := func() int {
 		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return len(list)
 	}
 	// attack begins hostile clients, and returns what ends them.

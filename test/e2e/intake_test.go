@@ -3,13 +3,13 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -88,10 +88,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 	}
 	var broken []string
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Read(t, file)
 		name := filepath.Base(file)
 		p.write(name, string(text))
 		if !slices.Contains(fine, name) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -115,9 +116,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 		}
 	}
 	values, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got := int(values["sluice_connections_opened_total"]); got < n || got > 2*n+10 {
 		t.Errorf("%d connections and sessions for %d connections", got, n)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -118,9 +119,7 @@ func (p *proxy) said(what string) string {
 func (p *proxy) countLines() (n int) {
 	p.t.Helper()
 	f, err := os.Open(p.accessLog)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		n++

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // What a steering mode may lack: kinds of destinations, and more.
@@ -110,9 +112,7 @@ func (m mode) environment(t *testing.T) []string {
 			if err == nil {
 				err = os.Symlink(target, filepath.Join(dir, family+suffix))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 	}
 	environment := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "PATH=") })

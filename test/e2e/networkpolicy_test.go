@@ -2,11 +2,11 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netpolicy"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -90,10 +90,7 @@ func TestConnectionTrackingIsKept(t *testing.T) {
 // trackingTable reads the table of steering modes in docs/network-policy.md.
 func trackingTable(t *testing.T) map[string]map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/network-policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, "../../docs/network-policy.md")
 	table := make(map[string]map[string]string)
 	for _, m := range regexp.MustCompile(`(?m)^\| ([a-z/, ]+) \| (holds|fails) \| (holds|fails) \| (holds|fails) \|`).FindAllStringSubmatch(string(text), -1) {
 		for name := range strings.SplitSeq(m[1], ", ") {

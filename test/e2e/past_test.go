@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -26,9 +27,7 @@ func TestPromise7_ThePastMoves(t *testing.T) {
 	page, opened := p.scraper(), 0
 	connect := func() {
 		for range each {
-			if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 			opened++
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -111,9 +112,7 @@ const callPeriod = 5 * time.Millisecond
 func call(t *testing.T, h *netns.Host, to netip.AddrPort) *caller {
 	t.Helper()
 	conn, err := h.Dial("udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := &caller{from: h.Name(), conn: conn.(*net.UDPConn), to: to}
 	stop := make(chan struct{})
 	var pending sync.WaitGroup

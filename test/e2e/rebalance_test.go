@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -115,9 +116,7 @@ func TestRebalance(t *testing.T) {
 		busy, stop := make(chan error, 6), make(chan struct{})
 		for range cap(busy) {
 			c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			k := &talker{conn: c, pause: 20 * time.Millisecond}
 			go func() { busy <- k.run(stop); _ = c.Close() }()
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -115,9 +116,7 @@ func turnAway(from *netns.Host, to string) {
 func refusedPackets(t *testing.T, p *proxy, reason string) float64 {
 	t.Helper()
 	m, err := p.metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return sumOf(m, "sluice_refused_packets_total", fmt.Sprintf("reason=%q", reason))
 }
 

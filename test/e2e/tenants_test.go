@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -240,9 +241,7 @@ func clusterIPsOf(namespace string, i int) []string {
 func (w *tenancy) metrics() map[string]float64 {
 	w.t.Helper()
 	m, err := w.p.metrics()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	return m
 }
 

@@ -33,9 +33,7 @@ func TestPromise7_TotalsDoNotFall(t *testing.T) {
 		var conns []net.Conn // which outlive all take-overs
 		for range held {
 			c, err := lab.Client.Dial("tcp", target)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			must.OK(t, must.Err(netns.AskOn(c)))
 			conns = append(conns, c)

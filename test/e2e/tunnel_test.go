@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -42,9 +43,7 @@ func TestTunnelsKeepTheirDatagrams(t *testing.T) {
 		for _, gso := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s gso=%v", vip, gso), func(t *testing.T) {
 				began := time.Now()
-				if err := lab.Client.Do(func() error { return tunnel(to, datagrams, gso) }); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, lab.Client.Do(func() error { return tunnel(to, datagrams, gso) }))
 				t.Logf("%d datagrams there and back in %v", datagrams, time.Since(began))
 			})
 		}

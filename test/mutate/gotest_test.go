@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // event gives a line of go test -json.
@@ -58,9 +60,7 @@ func TestJudge(t *testing.T) {
 
 func TestIsLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a_test.go")
-	if err := os.WriteFile(path, []byte("t.Logf(\"%d\", 1)\nt.Errorf(\"%d\", 2)\nt.Log()\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("t.Logf(\"%d\", 1)\nt.Errorf(\"%d\", 2)\nt.Log()\n"), 0o644))
 	for line, want := range map[int]bool{0: false, 1: true, 2: false, 3: true, 9: false} {
 		if got := isLog(path, line); got != want {
 			t.Errorf("line %d: %v", line, got)

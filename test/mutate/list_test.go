@@ -1,11 +1,12 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const root = "../.."
@@ -35,10 +36,7 @@ func TestEachMutationApplies(t *testing.T) {
 // TestEachPromiseHasAMutation wants a mutation for each end-to-end test that the
 // README names.
 func TestEachPromiseHasAMutation(t *testing.T) {
-	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := must.Read(t, filepath.Join(root, "README.md"))
 	covered := map[string]bool{}
 	for i := range mutations {
 		covered[mutations[i].testName()] = true
@@ -58,14 +56,9 @@ func TestEachPromiseHasAMutation(t *testing.T) {
 func hasTest(t *testing.T, pkg, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, pkg, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, path := range files {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Read(t, path)
 		if strings.Contains(string(text), "\nfunc "+name+"(") {
 			return true
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Line describes a bad link: chances per thousand for each packet.
@@ -33,9 +35,7 @@ func (lab *Lab) AddFarHost(t testing.TB, name string, number int, line Line) *Ho
 	near := lab.Node.tun(t, name, line.MTU, netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64))
 	far := h.tun(t, "eth0", line.MTU, netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64))
 	for _, gw := range []netip.Addr{gw4, gw6} {
-		if err := h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw); err != nil {
-			t.Fatalf("%s: default route via %s: %v", name, gw, err)
-		}
+		must.OKf(t, h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw), "%s: default route via %s", name, gw)
 	}
 	go line.carry(near, far, rand.New(rand.NewPCG(line.Seed, 1)))
 	go line.carry(far, near, rand.New(rand.NewPCG(line.Seed, 2)))

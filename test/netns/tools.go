@@ -6,15 +6,15 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Link returns an interface of a host.
 func (h *Host) Link(t testing.TB, name string) netlink.Link {
 	t.Helper()
 	l, err := h.Netlink().LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return l
 }
 

@@ -6,11 +6,11 @@ package netpolicy
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -190,10 +190,7 @@ func Services() int { return len(Styles) * len(Cases) }
 // then by data path, which are the names of the columns.
 func Documented(t *testing.T) map[string]map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/network-policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, "../../docs/network-policy.md")
 	head := regexp.MustCompile(`(?m)^\| style \| case \| (.+) \|$`).FindSubmatch(text)
 	if head == nil {
 		t.Fatal("docs/network-policy.md has no table of styles and cases")

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -145,9 +146,7 @@ http {
 }
 `, dir, port, h.Name())
 		file := filepath.Join(dir, "nginx.conf")
-		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(config), 0o644))
 		serve(t, h, dir, "nginx", "-e", "stderr", "-p", dir, "-c", file)
 	}
 }
@@ -179,9 +178,7 @@ func serveGRPC(t *testing.T, hosts []*netns.Host, port uint16) {
 	t.Helper()
 	for _, h := range hosts {
 		l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s := grpc.NewServer()
 		grpc_health_v1.RegisterHealthServer(s, health.NewServer())
 		done := make(chan error, 1)
@@ -200,9 +197,7 @@ func grpcClients(t *testing.T, from *netns.Host, address string, n int) (all []f
 	for range n {
 		c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return from.Dial("tcp", address) }))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		all = append(all, func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -222,9 +217,7 @@ func servePostgres(t *testing.T, hosts []*netns.Host, port uint16) {
 	if err != nil {
 		t.Fatalf("initdb: %v\n%s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(first, "pg_hba.conf"), []byte("host all all 0.0.0.0/0 trust\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(first, "pg_hba.conf"), []byte("host all all 0.0.0.0/0 trust\n"), 0o644))
 	for _, h := range hosts {
 		dir := directory(t)
 		data := filepath.Join(dir, "data")
@@ -241,9 +234,7 @@ func servePostgres(t *testing.T, hosts []*netns.Host, port uint16) {
 func postgresClients(t *testing.T, from *netns.Host, address string, n int) (all []func() error) {
 	t.Helper()
 	config, err := pgxpool.ParseConfig("postgres://postgres@" + address + "/postgres?sslmode=disable")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	config.MaxConns, config.MaxConnIdleTime, config.MaxConnLifetime = int32(n), time.Hour, time.Hour
 	config.ConnConfig.DialFunc = func(_ context.Context, network, address string) (net.Conn, error) { return from.Dial(network, address) }
 	var pool *pgxpool.Pool

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -57,9 +58,7 @@ func start(t *testing.T, lab *netns.Lab, endpoints int) *world {
 	cmd := lab.Node.Command(t, binary, "run", "--manifests", w.manifests, "--hostname-override", "node", "--service-cidr", "10.96.0.0/16",
 		"--access-log", "off", "--metrics-bind-address", metricsAddress, "--bpf-root", "", "--dial-timeouts", "10s,10s")
 	cmd.Stdout, cmd.Stderr = &w.log, &w.log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	wait.For(t, "sluice is ready", 5*time.Minute, func() error { // the kernel's verifier takes long on a busy machine
 		if !strings.Contains(w.log.String(), " ready ") {
 			return errors.New(w.log.String())
@@ -102,9 +101,7 @@ endpoints:
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 }
 
 // metric returns the sum of a metric's series that have all texts.
@@ -153,9 +150,7 @@ func find(t *testing.T, name string) string {
 func directory(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, nobody, nobody), os.Chmod(dir, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, nobody, nobody), os.Chmod(dir, 0o700)))
 	return dir
 }
 
@@ -165,9 +160,7 @@ func serve(t *testing.T, h *netns.Host, dir, name string, args ...string) {
 	cmd := as(h.Command(t, find(t, name), args...), dir)
 	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s on %s said:\n%s", name, h.Name(), log)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -66,9 +67,7 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 	p.cmd = node.Command(t, program(t), append(args, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.cmd.Start())
 	wait.For(t, "the configuration is in force, with its data path", 5*time.Minute, func() error { // the kernel's verifier takes long on a busy machine
 		if log := p.log.String(); !strings.Contains(log, " ready ") {
 			return errors.New(log)
@@ -126,9 +125,7 @@ func (p *proxy) stop() {
 		p.t.Errorf("the kernel forwards %v sessions, %v", decided, err)
 	}
 	p.http.CloseIdleConnections()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	if err := p.cmd.Wait(); err != nil {
 		p.t.Errorf("sluice: %v\n%s", err, p.log.String())
 	}
@@ -162,7 +159,5 @@ endpoints:
 	if err == nil {
 		err = os.Rename(temporary, filepath.Join(p.manifests, "quic.yaml"))
 	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -59,15 +60,11 @@ func TestQUICSurvivesChanges(t *testing.T) {
 	defer cancel()
 
 	pc, err := lab.Client.ListenPacket("udp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer pc.Close()
 	conn, err := quic.Dial(ctx, pc, &net.UDPAddr{IP: net.ParseIP(vip), Port: port},
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocol}}, settings()) //nolint:gosec // the server's certificate is made by the test
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	began, n := time.Now(), size()
 	result, enough := make(chan error, 1), make(chan struct{})
 	var fetched atomic.Uint64 // in bytes
@@ -92,9 +89,7 @@ func TestQUICSurvivesChanges(t *testing.T) {
 		}
 		select {
 		case err := <-result:
-			if err != nil {
-				t.Fatalf("after %d changes: %v", changes, err)
-			}
+			must.OKf(t, err, "after %d changes", changes)
 			took, all := time.Since(began), fetched.Load()
 			t.Logf("%d MiB in %v, %.0f MiB/s, during %d changes of the endpoints", all>>20, took.Round(time.Millisecond), float64(all>>20)/took.Seconds(), changes)
 			_ = conn.CloseWithError(0, "")
@@ -167,13 +162,9 @@ func serveStream(stream *quic.Stream) error {
 func serve(t *testing.T, h *netns.Host) *server {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", target))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	listener, err := quic.Listen(pc, &tls.Config{Certificates: []tls.Certificate{certificate(t)}, NextProtos: []string{protocol}, MinVersion: tls.VersionTLS13}, settings())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := &server{}
 	done := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -214,13 +205,9 @@ func (s *server) accept(ctx context.Context, t *testing.T, listener *quic.Listen
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

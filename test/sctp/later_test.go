@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/vm"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -78,9 +79,7 @@ func TestModuleComesLater(t *testing.T) {
 		t.Errorf("doctor said:\n%s", out)
 	}
 	const says = "SCTP ports refuse: this kernel has no SCTP"
-	if err := vm.LoadModules("sctp", "hmac"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, vm.LoadModules("sctp", "hmac"))
 	serve(t, b.Namespace, at(b), options(), echo)
 	began := time.Now()
 	wait.For(t, "SCTP is served", patience, func() error {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -186,9 +187,7 @@ func serve(t testing.TB, in *netns.Namespace, at string, o sys.SCTPOptions, hand
 	} else {
 		err = in.Do(listen)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s.addr, _ = sys.LocalAddr(s.fd)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	listening := newPollOnly(s.fd) // one for all waits: a test counts allocations

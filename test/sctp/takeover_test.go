@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -59,9 +60,7 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 	begin := func(to string, o sys.SCTPOptions) *peer {
 		t.Helper()
 		a, err := dial(lab.Client.Namespace, to, o)
-		if err != nil {
-			t.Fatalf("%s: %v", to, err)
-		}
+		must.OKf(t, err, "%s", to)
 		return a
 	}
 	to := func(i int) string { return []string{"10.96.0.10:3868", "[fd00:96::10]:3868"}[i%2] }
@@ -108,9 +107,7 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 	for _, a := range idle {
 		t.Cleanup(a.abort)
 	}
-	if err := waiting.send(note{text: []byte("early")}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, waiting.send(note{text: []byte("early")}))
 	p.await("a connection that is held", "connections wait for endpoints")
 	wait.For(t, "a flood", patience, func() error {
 		if n := flooded.Load(); n < slow*floodMessages*floodSize/2 {

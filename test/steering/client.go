@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -112,9 +113,7 @@ func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
 func Keep(t testing.TB, c net.Conn, from string, d service.Destination) *Held {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
-	if _, err := netns.AskOn(c); err != nil {
-		t.Fatalf("from %s to %s: %v", from, d, err)
-	}
+	must.OKf(t, must.Err(netns.AskOn(c)), "from %s to %s", from, d)
 	return &Held{c, from, d}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // HoldClients has answers to addresses come back until the test ends.
@@ -16,9 +17,7 @@ func HoldClients(t testing.TB, r redirect.Redirector, clients ...netip.Addr) {
 		return
 	}
 	for _, c := range clients {
-		if _, err := held.Hold(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, must.Err(held.Hold(c)))
 		t.Cleanup(func() { held.Release(c) })
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -103,9 +104,7 @@ func (s *stage) apply(t *testing.T, p redirect.Plan) {
 	if s.steer.Traits().BindEach {
 		s.front.Bind(p)
 	}
-	if err := s.steer.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.steer.Apply(p))
 }
 
 // fromEverywhere checks the results of clients on another host and on the node.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Patience bounds waits whose length is not under test. It is long because test
@@ -46,9 +48,7 @@ var errNotYet = errors.New("not yet")
 // if it does not in time.
 func For(t testing.TB, what string, within time.Duration, condition func() error) {
 	t.Helper()
-	if err := Poll(within, condition); err != nil {
-		t.Fatalf("%s: not within %v: %v", what, within, err)
-	}
+	must.OKf(t, Poll(within, condition), "%s: not within %v", what, within)
 }
 
 // Poll is For where it may not end the test: it returns the last error. It checks

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/dns"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const testdata = "../../../dns/testdata/"
@@ -34,23 +34,16 @@ const testdata = "../../../dns/testdata/"
 // with what an API server adds.
 func read(t *testing.T) (change service.Change, objects map[string][]string) {
 	t.Helper()
-	text, err := os.ReadFile(testdata + "shop.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, testdata+"shop.yaml")
 	objects = map[string][]string{"Namespace": {`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}`}}
 	add := func(kind string, o any) {
 		data, err := json.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		objects[kind] = append(objects[kind], string(data))
 	}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		svc, slice := new(corev1.Service), new(discoveryv1.EndpointSlice)
-		if err := errors.Join(yaml.Unmarshal([]byte(document), svc), yaml.Unmarshal([]byte(document), slice)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(yaml.Unmarshal([]byte(document), svc), yaml.Unmarshal([]byte(document), slice)))
 		if svc.Kind == "EndpointSlice" {
 			change.EndpointSlices = append(change.EndpointSlices, slice.DeepCopy())
 			for i := range slice.Ports {
@@ -97,9 +90,7 @@ func startSluice(t *testing.T, change service.Change, forward string) string {
 	t.Helper()
 	at := netip.MustParseAddrPort("127.83.76.54:10053")
 	s, err := dns.Listen(dns.Options{Zone: "cluster.local", Addresses: []netip.AddrPort{at}, Forward: []netip.AddrPort{netip.MustParseAddrPort(forward)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s.Set(dns.NewCatalog().Apply(change), nil, service.Node{})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -124,9 +115,7 @@ func startCoreDNS(t *testing.T, api, forward string) string {
 		}
 		forward . ` + forward + `
 	}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = instance.Stop() })
 	return instance.Servers()[0].LocalAddr().String()
 }
@@ -173,10 +162,7 @@ func ask(t *testing.T, server, name, kind string) (r reply) {
 // TestSameAnswers asks both the rows of Sluice's own test. Where a row says what CoreDNS
 // answers instead, that is checked too.
 func TestSameAnswers(t *testing.T) {
-	data, err := os.ReadFile(testdata + "specification.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Read(t, testdata+"specification.txt")
 	change, objects := read(t)
 	outside := resolver(t)
 	coredns, sluice := startCoreDNS(t, serveAPI(t, objects), outside), startSluice(t, change, outside)

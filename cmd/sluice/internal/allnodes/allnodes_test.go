@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // proxy is a played proxy of a node.
@@ -117,9 +118,7 @@ func newFleet(t *testing.T, names ...string) *fleet {
 func (f *fleet) get(path string, body any) (string, int) {
 	f.Helper()
 	r, err := http.Get(f.server.URL + path)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err == nil && body != nil && r.StatusCode == http.StatusOK {
@@ -137,13 +136,9 @@ func (f *fleet) lines(path string, line func(text string) bool) {
 	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, f.server.URL+path, http.NoBody)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); ; {
 		if !lines.Scan() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // segment is an IP packet with a TCP header.
@@ -124,9 +125,7 @@ func TestFlowsTakeWhatLivedThen(t *testing.T) {
 func TestPacketsWait(t *testing.T) {
 	var out bytes.Buffer
 	file, err := NewFile(&out, 256)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	head := out.Len()
 	begin := time.Now()
 	c := New(nil, NewFlows(), file, Bounds{Wait: time.Second, Memory: 10 * (overhead + 40), Size: 1000})
