@@ -164,7 +164,11 @@ export function poll(rest, ask) {
       if (!stopped && !asleep()) timer = setTimeout(start, Math.min(pause, 30000));
     }
   };
-  const unwatch = whenSeen(() => (asleep() ? clearTimeout(timer) : start()));
+  const unwatch = whenSeen(() => {
+    if (!asleep()) return start();
+    clearTimeout(timer);
+    running?.abort(); // a late answer would change what is paused
+  });
   start();
   return {
     now: start,

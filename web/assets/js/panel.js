@@ -56,7 +56,7 @@ function lastFailures(query) {
         el("span", { class: "who code" }, clock(f.time)), el("span", { class: "said", "data-bad": true }, f.error + (f.packets ? ", " + f.packets + " packets" : " after " + time(f.us))),
         el("span", { class: "value" }, f.packets ? f.client : query.service ? (f.pod ? bare(f.pod) : f.endpoint ?? "") : bare(f.service ?? ""))))));
     } catch {
-      root.hidden = true;
+      root.hidden ||= !signal.aborted;
     }
   });
   return { root, stop: asking.stop };
