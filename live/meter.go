@@ -131,6 +131,14 @@ type Frame struct {
 	Lost   uint64
 }
 
+// busy reports whether a connection is open or something happened.
+func (g *Group) busy() bool { return g.Open > 0 || g.Opened+g.Ended+g.FailedAttempts > 0 }
+
+// DropQuiet removes the groups of which nothing is open and nothing happened.
+func (f *Frame) DropQuiet() {
+	f.Groups = slices.DeleteFunc(f.Groups, func(g *Group) bool { return !g.busy() })
+}
+
 // add adds the counts of another group.
 func (g *Group) add(o *Group) {
 	g.Open += o.Open
@@ -323,7 +331,7 @@ func (m *Meter) endInterval(now time.Time, lost uint64) {
 	m.total.reset()
 	for k, g := range m.groups {
 		switch {
-		case g.Open > 0 || g.Opened+g.Ended+g.FailedAttempts > 0:
+		case g.busy():
 			g.quiet = 0
 		case g.quiet >= quietFrames:
 			delete(m.groups, k)

@@ -20,6 +20,7 @@ func (h *Handler) rates(s *stream, q *params) (err error) {
 		q.note(wrong("parameter interval: %q is not a duration from 1s to 1h", interval))
 	}
 	limit, sort := q.number("limit", api.DefaultRows, api.MaxRows), cmp.Or(q.Get("sort"), "opened")
+	quiet := q.Get("quiet") == "" || q.truth("quiet")
 	if err := new(live.Frame).Sort(sort); err != nil {
 		q.note(wrong("%w", err))
 	}
@@ -36,6 +37,9 @@ func (h *Handler) rates(s *stream, q *params) (err error) {
 		frame, err := meter.Next(s.context())
 		if err != nil {
 			return nil // the client has gone
+		}
+		if !quiet {
+			frame.DropQuiet()
 		}
 		if err := frame.Sort(sort); err != nil {
 			return err

@@ -70,7 +70,7 @@ func New(o Options) *Handler {
 	h.stream(api.PathTap, h.tap, "filter", "opens", "rate")
 	h.stream(api.PathPast, h.past, "filter", "since", "limit")
 	h.get(api.PathServices, h.services, "filter", "search", "service", "offset", "limit")
-	h.stream(api.PathRates, h.rates, "filter", "by", "sort", "limit", "interval")
+	h.stream(api.PathRates, h.rates, "filter", "by", "sort", "limit", "interval", "quiet")
 	h.get(api.PathHistory, h.history, "by", "service", "endpoint", "since", "sort", "limit")
 	h.get(api.PathFailures, h.failures, "limit", "service", "endpoint")
 	h.get(api.PathStatus, h.status)

@@ -298,6 +298,7 @@ func TestStreams(t *testing.T) {
 	first := s.open("10.0.0.1:1000")
 	tap := s.lines(t, "/v1/tap?opens=true&filter=client%3D10.0.0.2")
 	rates := s.lines(t, "/v1/rates?by=service,endpoint&sort=name")
+	busy := s.lines(t, "/v1/rates?by=service,endpoint&quiet=false")
 	all := s.lines(t, "/v1/connections/stream?filter=client%3D10.0.0.1")
 	if c := next[api.Connection](t, all); c.ID != first.ID || c.State != "open" {
 		t.Errorf("%+v", c)
@@ -323,6 +324,19 @@ func TestStreams(t *testing.T) {
 		if len(f.Rows) != 2 || f.Rows[1].Endpoint != "10.1.0.5:80" || f.Rows[1].Service != "shop/web:http" || f.Rows[1].Node != "n" ||
 			!reflect.DeepEqual(f.By, []string{"endpoint", "service"}) {
 			t.Errorf("%+v", f)
+		}
+		break
+	}
+	for len(next[api.Frame](t, busy).Rows) == 0 {
+		s.end(s.open("10.0.0.4:1000"))
+	}
+	for {
+		f := next[api.Frame](t, busy)
+		if f.Total.Open > 0 || f.Total.Opened+f.Total.Ended > 0 {
+			continue
+		}
+		if len(f.Rows) > 0 {
+			t.Errorf("rows of what is quiet: %+v", f)
 		}
 		break
 	}

@@ -210,7 +210,7 @@ function again() {
   store.past.stop();
   mine = store.filter || together() ? own(() => emit("past")) : null; // a proxy keeps it without a filter
   store.past = mine ?? kept([{ by: "total" }], () => emit("past"));
-  stopRates = follow("rates", { by: "service,endpoint", sort: "name", limit: mostRows, filter: store.filter }, frame, (error) => answered("rates", error));
+  stopRates = follow("rates", { by: "service,endpoint", sort: "name", quiet: false, limit: mostRows, filter: store.filter }, frame, (error) => answered("rates", error));
 }
 
 /** Whether the page is of several nodes, and all of them are asked together. */
@@ -245,7 +245,7 @@ function followClients() {
   stopClients();
   store.clients = new Map();
   if (clientUsers === 0) return;
-  stopClients = follow("rates", { by: "client,service", limit: 1000, filter: store.filter }, (f) => {
+  stopClients = follow("rates", { by: "client,service", quiet: false, limit: 1000, filter: store.filter }, (f) => {
     blend(store.clients, f.rows.filter((r) => r.client && r.service), (r) => r.client + " " + serviceKey(r.service, r.protocol));
     emit("clients");
   });
