@@ -14,7 +14,7 @@ func newDoctorCommand() *cobra.Command {
 		Short: "Report what Sluice can use on this machine, and what prevents the rest",
 		Long: `Doctor tries every steering mode in a temporary network namespace. It also checks
 capabilities, limits, sysctls, leftovers of kube-proxy, and whether a proxy is
-running. It changes nothing.
+running. It changes nothing. How each row was found out is in -o json.
 
 The exit status is 1 if no steering mode works.`,
 		Args: noArguments,

@@ -116,7 +116,7 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`data path +relay \(.*`+why).MatchString(status) {
 		t.Errorf("%v, the status is:\n%s", err, status)
 	}
-	if report, _ := sluice(t, lab, "doctor"); !regexp.MustCompile(`kernel flows +.*` + why).MatchString(report) {
+	if report, _ := sluice(t, lab, "doctor", "-o", "json"); !regexp.MustCompile(`"kernel flows",[^}]*` + why).MatchString(report) {
 		t.Errorf("the doctor says:\n%s", report)
 	}
 	all, err := p.metrics()

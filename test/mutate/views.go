@@ -83,6 +83,16 @@ var views = []mutation{
 		pkg: "cmd/sluice/internal/allnodes", test: "TestOneNode",
 	},
 	{
+		name: "doctor-unwrapped", what: "lines of sluice doctor are as long as its reasons",
+		file: "cmd/sluice/internal/doctor/text.go", old: "utf8.RuneCountInString(word) <= width {", new: "width >= 0 {",
+		pkg: "cmd/sluice/internal/doctor", test: "TestNoLineIsLong",
+	},
+	{
+		name: "page-gets-quiet-rows", what: "a page gets each second what nothing happens to",
+		file: "live/serve/rates.go", old: "if !quiet {", new: "if !quiet && limit < 0 {",
+		pkg: "live/serve", test: "TestStreams",
+	},
+	{
 		name: "page-not-paused", what: "a page that is paused goes on asking and drawing",
 		file: "web/assets/js/store.js", old: "  rest(on);\n", new: "",
 		pkg: "test/web", test: "TestPage/Records",

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -214,6 +215,22 @@ func TestForms(t *testing.T) {
 	}
 	if strings.Contains(text.String(), "\t") {
 		t.Error("tabs in the text")
+	}
+}
+
+// TestNoLineIsLong: also on a machine that lacks all, whose reasons are long.
+func TestNoLineIsLong(t *testing.T) {
+	reason := errors.New(strings.Repeat("a reason of some words, ", 20))
+	ill := &fake{unreadable: reason, scratch: reason, answers: reason, transparent: reason, ipv6: reason, sctp: reason, flows: reason, bpffs: reason, marks: reason}
+	for _, f := range []*fake{healthy(), ill} {
+		r := Examine(f)
+		var text strings.Builder
+		must.OK(t, r.WriteText(&text))
+		for line := range strings.Lines(text.String()) {
+			if n := utf8.RuneCountInString(line); n > textWidth+1 { // with its end
+				t.Errorf("%d characters: %s", n, line)
+			}
+		}
 	}
 }
 
