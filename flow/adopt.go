@@ -24,7 +24,11 @@ import (
 // survey finds the free indices, and removes leftover tuples that no later code would remove.
 // BPF's table may decide about new flows meanwhile.
 func (w *worker) survey() error {
-	w.read(w.upcalls, math.MaxInt, func(*bpf.KernelEvent, []byte) {}) // void: nobody has answered
+	w.read(w.upcalls, math.MaxInt, func(e *bpf.KernelEvent, data []byte) {
+		if e.Kind != bpf.KernelEventKindEVENT_ASK && int(e.Flow) < len(w.flows) { // first packets are void: nobody has answered
+			w.keepEarly(e, data[:e.Length])
+		}
+	})
 	for i := range w.kernel.Loads {
 		if l := &w.kernel.Loads[i]; l.Asked != l.Decided {
 			atomic.StoreUint64(&l.Decided, atomic.LoadUint64(&l.Asked))
@@ -260,6 +264,9 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 		f.closed(w.loopTime(k.Closed), f.seen())
 	case f.state() == bpf.KernelStateASKING && !f.isUDP():
 		f.catchUp(&v)
+	case f.state() == bpf.KernelStateMOVING && f.protocol == service.TCP:
+		f.handshake = w.newHandshake()
+		f.awaitFirst(now)
 	case f.state() != bpf.KernelStateOPEN && !f.isUDP():
 		f.end(conntrack.Shutdown, now)
 		f.drop()

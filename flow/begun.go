@@ -42,6 +42,9 @@ func (w *worker) begun(e *bpf.KernelEvent, data []byte) {
 		f.handshake = h
 	}
 	h.keepFirst(&p)
+	if f.seen()&bpf.KernelSeenFIRST_WANTED != 0 {
+		f.goOn()
+	}
 }
 
 // discover begins to follow a flow that the table has decided about. It returns nil if
@@ -192,9 +195,32 @@ func (w *worker) newFlow(index uint32) *flow {
 	return f
 }
 
+// awaitFirst waits for the client's SYN, which the process before had: when it comes again, BPF hands
+// it up, and it goes to the next endpoint.
+func (f *flow) awaitFirst(now int64) {
+	atomic.OrUint32((*uint32)(&f.shared().Seen), uint32(bpf.KernelSeenFIRST_WANTED))
+	f.worker.loop.Schedule(&f.timer, now+int64(confirmation), f)
+}
+
+// goOn goes on with a SYN that has come again.
+func (f *flow) goOn() {
+	atomic.AndUint32((*uint32)(&f.shared().Seen), ^uint32(bpf.KernelSeenFIRST_WANTED))
+	if !f.handshake.moved {
+		f.retry()
+		return
+	}
+	f.handshake.moved = false
+	f.setState(bpf.KernelStateASKING)
+	f.putAll(true)
+}
+
 // lost ends a flow that cannot move to another endpoint, because its first packet is not
 // available: the client's next packet begins a new flow.
 func (f *flow) lost(now int64) {
+	if f.protocol == service.TCP && f.handshake != nil && f.seen()&bpf.KernelSeenFIRST_WANTED == 0 {
+		f.awaitFirst(now)
+		return
+	}
 	f.end(conntrack.ConnectFailed, now)
 	f.drop()
 }

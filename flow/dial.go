@@ -328,12 +328,19 @@ func (f *flow) collision() {
 	if f.isUDP() && f.shared().Options&bpf.KernelOptionOPTION_MOVED != 0 {
 		return // BPF told several times, before the session had another port
 	}
-	if h == nil || len(h.data) == 0 {
+	if h == nil {
 		f.lost(poll.Nanotime())
+		return
+	}
+	if h.moved = len(h.data) == 0; h.moved && !f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
 		return
 	}
 	f.worker.kernel.Index.EraseEndpoint(f.index)
 	f.movePorts()
+	if h.moved {
+		f.lost(poll.Nanotime())
+		return
+	}
 	f.putAll(true)
 }
 

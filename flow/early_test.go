@@ -1,9 +1,12 @@
 package flow
 
 import (
+	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -50,5 +53,63 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 	}
 	if attempts != clients+refused {
 		t.Errorf("%d attempts, want %d", attempts, clients+refused)
+	}
+}
+
+// A handshake goes on if a process has its SYN and another one takes over: when its endpoint refuses it, or
+// has another connection with its ports, the client's next SYN goes on. It has one record.
+func TestHandshakesGoOnInTheNextProcess(t *testing.T) {
+	t.Parallel()
+	for _, refuses := range []bool{false, true} {
+		t.Run(fmt.Sprint("refuses ", refuses), func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 2)
+			for _, b := range lab.Backends {
+				b.EchoTCP(t, 8080)
+			}
+			silent := lab.Backends[0]
+			silent.NFT(t, "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; add rule inet silent in tcp dport 8080 drop")
+			root := netns.MountBPF(t)
+			n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true })
+			n.serve(0)
+			asked := make(chan error, 1)
+			go func() {
+				_, err := lab.Client.Ask("tcp", vip4+":80")
+				asked <- err
+			}()
+			has := func() (index uint32) {
+				n.onLoop(func() {
+					n.server.worker.readNotices()
+					for _, f := range n.server.worker.flows {
+						if f != nil && f.handshake != nil && len(f.handshake.data) > 0 {
+							index = f.index
+						}
+					}
+				})
+				return index
+			}
+			var index uint32
+			wait.True(t, "the process has the SYN", func() bool { index = has(); return index != 0 })
+			n.leave()
+			n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
+			if n.serve(0, 1); !refuses {
+				silent.NFT(t, "delete table inet silent")
+			}
+			k := &n.server.worker.kernel.Flows[index]
+			endpoint, client := at(silent.IPv4, 8080), netip.AddrPortFrom(lab.Client.IPv4, bpf.PortOf(k.Client, k.MiddlePort).Port())
+			if refuses {
+				sendSegment(t, silent, endpoint, client, 0, k.FirstSequence+1, flagRST|flagACK)
+			} else {
+				sendSegment(t, silent, endpoint, client, 1, k.FirstSequence-1, flagACK)
+			}
+			if err := <-asked; err != nil {
+				t.Error(err)
+			}
+			for _, r := range n.wait(t, 1) {
+				if r.End != conntrack.ClientFin && r.End != conntrack.EndpointFin || refuses && r.Attempts != 2 {
+					t.Errorf("%+v", r)
+				}
+			}
+		})
 	}
 }

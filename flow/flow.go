@@ -39,10 +39,11 @@ type flow struct {
 // handshake holds what a flow needs until an endpoint has answered, and while other endpoints may
 // still answer late.
 type handshake struct {
-	plan balancer.Dial
-	key  bpf.KernelTuple // of the client's packets
-	data []byte          // the first packet
-	ipv6 bool
+	plan  balancer.Dial
+	key   bpf.KernelTuple // of the client's packets
+	data  []byte          // the first packet
+	ipv6  bool
+	moved bool // the endpoint has not been asked from the flow's new ports yet
 	unanswered
 	stale []staleWay // ways back of endpoints that were given up
 }

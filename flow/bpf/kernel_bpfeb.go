@@ -282,6 +282,7 @@ const (
 	KernelSeenCHALLENGED           KernelSeen = 16384
 	KernelSeenENDPOINT_RST_DOUBTED KernelSeen = 65536
 	KernelSeenCLIENT_RST_DOUBTED   KernelSeen = 131072
+	KernelSeenFIRST_WANTED         KernelSeen = 262144
 )
 
 type KernelServed struct {

@@ -76,6 +76,7 @@ enum seen {
 	CHALLENGED = 16384, // userspace asks the client whether the connection goes on, or has just asked
 	ENDPOINT_RST_DOUBTED = 65536, // an RST has come in the window, and perhaps the receiver believes it
 	CLIENT_RST_DOUBTED = 131072,
+	FIRST_WANTED = 262144, // userspace has lost the SYN, and wants it when it comes again
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).

@@ -122,6 +122,9 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.seen |= KernelSeenENDPOINT_FIN
 		f.fin[fromEndpoint] = f.end[fromEndpoint] + 1
 	}
+	if f.state == KernelStateMOVING {
+		f.seen |= pick(g, 0, KernelSeenFIRST_WANTED)
+	}
 	f.elsewhere, f.moved = g.one(4), g.one(3)
 	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
 		f.challenge = g.Uint32()

@@ -76,6 +76,9 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		case p.opens() && (f.state >= KernelStateCLOSED || asked && p.sequence != f.first):
 			return restart
 		case p.opens() && f.state == KernelStateMOVING:
+			if f.seen&KernelSeenFIRST_WANTED != 0 && p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
+				m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_BEGUN, flow: uint32(index), service: f.service, generation: f.generation, packet: string(s.frame)})
+			}
 			return absorb
 		case p.opens() && asked:
 			// The SYN may bring data (TCP Fast Open).

@@ -295,6 +295,14 @@ GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
 	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? GO : ABSORB;
 }
 
+// absorb_first handles a SYN that has come again: the one that userspace has goes to the next endpoint.
+GLOBAL enum verdict absorb_first(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
+{
+	if (p && f && (f->seen & FIRST_WANTED) && is_single(skb, p))
+		hand_up(&upcalls, skb, index, f->service, f->generation, EVENT_BEGUN, 0);
+	return ABSORB;
+}
+
 // follow_client follows a packet C -> V. apart is 1 where few packets come by.
 static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, const int apart)
 {
@@ -316,7 +324,7 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 				if (v != GO)
 					return v;
 			} else if (state == MOVING) {
-				return ABSORB; // the SYN that userspace has goes to the next endpoint
+				return absorb_first(skb, p, f, index);
 			}
 			advance(f, 0, p->sequence + 1, p->sequence + 1 + p->payload); // TCP Fast Open
 		}

@@ -500,6 +500,16 @@ var flows = []mutation{
 		pkg: "flow", test: "TestResetBeforeItsDataIsSeen",
 	},
 	{
+		name: "flow-first-again", what: "a handshake whose SYN the process before had ends with the first refusal",
+		file: "flow/begun.go", old: "f.protocol == service.TCP && f.handshake != nil &&", new: "false &&",
+		pkg: "flow", test: "TestHandshakesGoOnInTheNextProcess",
+	},
+	{
+		name: "flow-first-absorbed", what: "nobody hands up the SYN that a process has lost",
+		file: "flow/bpf/track.h", old: "(f->seen & FIRST_WANTED) && is_single", new: "0 && is_single",
+		pkg: "flow", test: "TestHandshakesGoOnInTheNextProcess",
+	},
+	{
 		name: "flow-reset-asks-the-client", what: "after an endpoint's RST behind a gap, the client is asked",
 		file: "flow/dial.go", old: "uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0:", new: "uint32(bpf.KernelSeenENDPOINT_RST_DOUBTED) > 1<<31:",
 		pkg: "flow", test: "TestEndBehindAGapIsSeen",
