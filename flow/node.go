@@ -27,6 +27,7 @@ type nodeClients struct {
 
 	masquerade  atomic.Bool // rules give some packets the node's address: all have the one that routing chooses
 	noFragments atomic.Bool // rules may drop what the node fragments: UDP is relayed
+	// BPF's table has both in Control.Hides.
 }
 
 var errNoShortcut = errors.New("--shortcuts is off")
@@ -62,8 +63,8 @@ func (n *nodeClients) check(beside bypass.Node, err error) {
 	if err != nil {
 		why = err.Error()
 	}
-	n.masquerade.Store(beside.Masquerade)
-	n.noFragments.Store(beside.NoFragments != "")
+	n.set(&n.masquerade, bpf.KernelHidingHIDES_NODE, beside.Masquerade)
+	n.set(&n.noFragments, bpf.KernelHidingASKS_NODE_UDP, beside.NoFragments != "")
 	if why != "" {
 		atomic.StoreUint64(&n.kernel.Control.NodeUntil, 0)
 		n.relay(why)
@@ -74,6 +75,12 @@ func (n *nodeClients) check(beside bypass.Node, err error) {
 		n.told.Over()
 		n.log.Info().Msg("kernel flows: new connections of the node's own clients are the kernel's")
 	}
+}
+
+// set sets what rules of others ask for, for userspace and BPF.
+func (n *nodeClients) set(of *atomic.Bool, bit bpf.KernelHiding, to bool) {
+	setHiding(n.kernel, bit, to)
+	of.Store(to)
 }
 
 // relay records why new connections are relayed.

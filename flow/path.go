@@ -68,7 +68,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	if !p.server.Started() {
 		return
 	}
-	p.server.setOrigins(table)
+	p.server.setOrigins(table, host)
 	prev := p.state.Load()
 	if !p.adopted && p.protocol == service.UDP {
 		p.server.leaveToRelay()

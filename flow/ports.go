@@ -2,6 +2,7 @@ package flow
 
 import (
 	"math/rand/v2"
+	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -51,6 +52,15 @@ func tableHides() bool {
 		}
 	}
 	return sys.KernelAtLeast(6, 7) // bpf_fib_lookup finds source addresses
+}
+
+// setHiding sets what the table may choose.
+func setHiding(k *bpf.Kernel, bit bpf.KernelHiding, to bool) {
+	if hides := (*uint32)(&k.Control.Hides); to {
+		atomic.OrUint32(hides, uint32(bit))
+	} else {
+		atomic.AndUint32(hides, ^uint32(bit))
+	}
 }
 
 // reserved reports whether replies to a client's port would be steered to this node.

@@ -235,10 +235,7 @@ func (s *Server) load() (err error) {
 	c.MostFlows, c.LeastSpare = uint32(o.MaxFlows/serviceShare), uint32(o.MaxFlows/spareShare)
 	s.boundHandshakes(s.judges.judged())
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
-	c.Hides = 0
-	if tableHides() {
-		c.Hides = 1
-	}
+	setHiding(s.kernel, bpf.KernelHidingHIDES, tableHides()) // the process before may still serve: other bits stay
 	return nil
 }
 

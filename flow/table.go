@@ -75,6 +75,9 @@ func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.Kern
 	if u.HidesOthers {
 		served.Options |= bpf.KernelDecidingHIDE_OTHERS
 	}
+	if u.OfNode && served.Sources == (bpf.KernelSet{}) {
+		served.Options |= bpf.KernelDecidingDECIDE_NODE
+	}
 	if window := s.balancer.AffinityWindow(); window > 0 {
 		served.Group, served.Window = p.server.groupOf(s.name), uint64(window)
 	}
@@ -345,12 +348,16 @@ func (p *Path) purge() {
 }
 
 // originsOf returns what BPF has to know about clients: whether they are pods, and which
-// link they are on. An address has the values of the longest range that contains it.
-func originsOf(pods []netip.Prefix, links []hostnet.Link) map[bpf.KernelOriginKey]bpf.KernelOrigin {
+// link they are on, and the node's own addresses. An address has the values of the longest range that
+// contains it.
+func originsOf(pods []netip.Prefix, links []hostnet.Link, host hostnet.Addresses) map[bpf.KernelOriginKey]bpf.KernelOrigin {
 	all := make(map[bpf.KernelOriginKey]bpf.KernelOrigin)
 	covers := func(a, b netip.Prefix) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }
 	add := func(p netip.Prefix) {
 		var o bpf.KernelOrigin
+		if p.IsSingleIP() && host.Has(p.Addr()) {
+			o.Own = 1
+		}
 		if slices.ContainsFunc(pods, func(r netip.Prefix) bool { return covers(r, p) }) {
 			o.Pod = 1
 		}
@@ -368,12 +375,15 @@ func originsOf(pods []netip.Prefix, links []hostnet.Link) map[bpf.KernelOriginKe
 	for _, l := range links {
 		add(l.Range)
 	}
+	for a := range host {
+		add(netip.PrefixFrom(a, a.BitLen()))
+	}
 	return all
 }
 
 // setOrigins brings the kernel's map of origins up to date.
-func (s *Server) setOrigins(table *policy.Table) {
-	wanted := originsOf(table.Pods(), s.options.Links())
+func (s *Server) setOrigins(table *policy.Table, host hostnet.Addresses) {
+	wanted := originsOf(table.Pods(), s.options.Links(), host)
 	if s.origins != nil && maps.Equal(s.origins, wanted) {
 		return
 	}

@@ -94,7 +94,7 @@ func TestWhoDecides(t *testing.T) {
 	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, b1, b2))
 	n.expectDecided("all clients are hidden", 2, 0, func() { n.ask(2) })
-	n.server.kernel.Control.Hides = 0
+	setHiding(n.server.kernel, bpf.KernelHidingHIDES, false)
 	n.expectDecided("the kernel does not tell the node's address", 0, 2, func() { n.ask(2) })
 }
 
@@ -450,10 +450,11 @@ func TestOrigins(t *testing.T) {
 	p := netip.MustParsePrefix
 	got := originsOf(
 		[]netip.Prefix{p("10.1.0.0/16"), p("fd00:1::/64")},
-		[]hostnet.Link{{Range: p("10.0.0.0/8"), Number: 3}, {Range: p("10.1.2.0/24"), Number: 4}, {Range: p("10.1.2.3/32"), Number: 0}, {Range: p("fd00:1::/64"), Number: 5}})
+		[]hostnet.Link{{Range: p("10.0.0.0/8"), Number: 3}, {Range: p("10.1.2.0/24"), Number: 4}, {Range: p("10.1.2.3/32"), Number: 0}, {Range: p("fd00:1::/64"), Number: 5}},
+		hostnet.NewAddresses([]netip.Addr{netip.MustParseAddr("10.1.2.1"), netip.MustParseAddr("192.0.2.1")}))
 	want := map[string]bpf.KernelOrigin{
 		"10.0.0.0/104": {Link: 3}, "10.1.0.0/112": {Link: 3, Pod: 1}, "10.1.2.0/120": {Link: 4, Pod: 1},
-		"10.1.2.3/128": {Pod: 1}, "fd00:1::/64": {Link: 5, Pod: 1},
+		"10.1.2.3/128": {Pod: 1}, "10.1.2.1/128": {Link: 4, Pod: 1, Own: 1}, "192.0.2.1/128": {Own: 1}, "fd00:1::/64": {Link: 5, Pod: 1},
 	}
 	for k, o := range got {
 		name := fmt.Sprintf("%s/%d", k.Addr.Addr(), k.Bits)

@@ -8,7 +8,7 @@ import (
 )
 
 // Uniform is what holds for all clients of a destination alike that SourceRanges admits, other than this
-// node's own. It accepts connections. Exceptions: a client that is the endpoint, which sees the node's
+// node's own if OfNode is not set. It accepts connections. Exceptions: a client that is the endpoint, which sees the node's
 // address, or has the destination as its address (A3.8).
 type Uniform struct {
 	Port *service.Port
@@ -18,6 +18,9 @@ type Uniform struct {
 	// HidesPods says that endpoints see the node's address instead of a Pod's, HidesOthers the same of all
 	// other clients (A3.8).
 	HidesPods, HidesOthers bool
+	// OfNode says that this node's own clients are like others, or like Pods at an address of a Pod range;
+	// but for loopback addresses, and for source ranges.
+	OfNode bool
 }
 
 // Uniform returns what Resolve answers to clients of a destination, or false: no client is accepted.
@@ -27,7 +30,7 @@ func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 		return u, false
 	}
 	family := service.FamilyOf(at.Addr)
-	u = Uniform{Port: t.snap.Ports[d.id], Candidates: d.candidates, ForPods: d.candidates}
+	u = Uniform{Port: t.snap.Ports[d.id], Candidates: d.candidates, ForPods: d.candidates, OfNode: d.kind == service.ClusterIP || !d.is(local)}
 	switch {
 	case d.kind == service.ClusterIP:
 		u.HidesPods, u.HidesOthers = t.node.masqueradeAll, t.node.masqueradeAll || t.node.podsKnown[family]

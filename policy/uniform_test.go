@@ -27,11 +27,15 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 		for range questions {
 			protocol, client, to := c.Question(r)
 			at := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: protocols[protocol]}
-			if c.IsLocal(client) {
-				continue
-			}
 			isPod := slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(client) })
 			u, ok := table.Uniform(at)
+			if own := c.IsLocal(client); own && (!u.OfNode || client.IsLoopback()) {
+				continue
+			} else if _, limited := table.SourceRanges(at); own && limited {
+				continue
+			} else if own {
+				seen["of the node itself"]++
+			}
 			v := table.Resolve(at.Protocol, client, to)
 			if admitted, limited := table.SourceRanges(at); limited && table.Steering(at) == policy.Accept && client.Is4() == at.Addr.Is4() {
 				is := slices.ContainsFunc(admitted, func(p netip.Prefix) bool { return p.Contains(client) })
@@ -82,7 +86,7 @@ func TestUniformIsWhatResolveSays(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"not uniform", "no local endpoints", "a pod reaches more", "A3.10, admitted: true", "A3.10, admitted: false", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
+	for _, what := range []string{"not uniform", "no local endpoints", "a pod reaches more", "of the node itself", "A3.10, admitted: true", "A3.10, admitted: false", service.NodePort.String(), service.ExternalIP.String(), service.LoadBalancer.String(), "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
 		if seen[what] == 0 {
 			t.Errorf("no case is %q", what)
 		}

@@ -180,10 +180,27 @@ GLOBAL int refuse(const struct packet *p, __u32 before)
 	return TCX_DROP;
 }
 
-#define HIDE 100 // no verdict of tcx
+// send_node sends a packet of the node's own client, which has been followed, to the endpoint.
+GLOBAL int send_node(struct __sk_buff *skb, const struct packet *p, struct flow *f)
+{
+	if (!p || !f || rewrite_apart(skb, p, f, TO_ENDPOINT) != TCX_NEXT)
+		return TCX_DROP;
+	mark(f, PASSED);
+	return send(skb, p, f);
+}
 
-// consider is begin, but for the tuples of a hidden client's flow: then it returns HIDE, and p->begun
-// names the flow. asks says that the table has no more to say.
+// go_on_node follows a packet of the node's own client, and sends it.
+static __always_inline int go_on_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	return follow_client(skb, p, f, index, 1) == GO ? send_node(skb, p, f) : TCX_DROP;
+}
+
+// No verdicts of tcx.
+#define HIDE 100
+#define SEND 101
+
+// consider is begin, but for the tuples of a flow whose client is hidden, or on the node itself: then it
+// returns HIDE, and p->begun names the flow. asks says that the table has no more to say.
 GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int asks)
 {
 	if (!p)
@@ -193,11 +210,11 @@ GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int a
 	if (!s)
 		return begin_direct(skb, p);
 	int first = may_begin(skb, p);
-	int own = is_from_node(skb); // userspace decides
+	int own = is_from_node(skb);
 	if (first && !own && !is_admitted(p, s))
 		return refuse(p, before);
-	if (first && !own && !asks && (s->list || s->pods_list)) {
-		__u32 index = decide(skb, p, s, before);
+	if (first && !asks && (s->list || s->pods_list) && (!own || decides_node(p, s))) {
+		__u32 index = decide(skb, p, s, before, own);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
 			__u32 found = find(&p->tuple);
@@ -205,10 +222,12 @@ GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int a
 				index = flow_in(found);
 		}
 		struct flow *f = index ? flow_of(index) : NULL;
-		if (f && (f->options & OPTION_MASQUERADE) && !f->node_port) {
+		if (f && (f->options & (OPTION_MASQUERADE | OPTION_NODE)) && !f->node_port) {
 			p->begun = index;
 			return HIDE;
 		}
+		if (f && own)
+			return deliver(skb, 0); // it has a flow now
 		if (f)
 			return to_endpoint(skb, p, f, index);
 	}
@@ -225,24 +244,30 @@ GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int a
 	return leave_to_relay(p, before);
 }
 
-// go_on handles a packet that has begun a hidden client's flow.
+// go_on handles a packet that has begun such a flow, or returns SEND: there is no stack for that here.
 GLOBAL int go_on(struct __sk_buff *skb, struct packet *p)
 {
 	struct flow *f = p ? flow_of(p->begun) : NULL;
 	if (!f)
 		return TCX_DROP;
 	begun(skb, p, f, p->begun);
+	if (f->options & OPTION_NODE)
+		return SEND;
 	return to_endpoint(skb, p, f, p->begun);
 }
 
 // begin handles a packet of no flow, or one that begins a new connection with the
-// tuple of a flow. The tuples of hidden clients' flows are entered here as there is more stack.
+// tuple of a flow. hide enters tuples here as there is more stack.
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
 	int verdict = consider(skb, p, before, 0);
 	if (verdict != HIDE)
 		return verdict;
-	return hide(skb, p->begun) ? consider(skb, p, before, 1) : go_on(skb, p);
+	if (hide(skb, p->begun))
+		return consider(skb, p, before, 1);
+	verdict = go_on(skb, p);
+	struct flow *f = verdict == SEND ? flow_of(p->begun) : NULL;
+	return f ? go_on_node(skb, p, f, p->begun) : verdict;
 }
 
 // forward gives a packet what it gets at both hooks, and sends it by the shortcut.
@@ -259,15 +284,6 @@ static __noinline int forward(struct __sk_buff *skb, struct packet *p, struct fl
 	return hand_over(skb, p, h);
 }
 
-// send_node sends a packet of the node's own client, which has been followed, to the endpoint.
-GLOBAL int send_node(struct __sk_buff *skb, const struct packet *p, struct flow *f)
-{
-	if (!p || !f || rewrite_apart(skb, p, f, TO_ENDPOINT) != TCX_NEXT)
-		return TCX_DROP;
-	mark(f, PASSED);
-	return send(skb, p, f);
-}
-
 // leave_node handles a packet of a client's flow at lo's egress. Those of flows that are not open take
 // the way of first packets.
 GLOBAL int leave_node(struct __sk_buff *skb, struct packet *p, __u32 index)
@@ -277,7 +293,7 @@ GLOBAL int leave_node(struct __sk_buff *skb, struct packet *p, __u32 index)
 		return TCX_NEXT;
 	if (f->state != OPEN || is_opening(p))
 		return deliver(skb, 0);
-	return follow_client(skb, p, f, index, 1) == GO ? send_node(skb, p, f) : TCX_DROP;
+	return go_on_node(skb, p, f, index);
 }
 
 // to_node_client handles what an endpoint sends to a client on the node.

@@ -50,7 +50,7 @@ type KernelControl struct {
 	ShortcutsUntil  uint64
 	NodeUntil       uint64
 	NodeDevice      uint32
-	Hides           uint32
+	Hides           KernelHiding
 	DecidesUntil    uint64
 }
 
@@ -87,6 +87,7 @@ const (
 	KernelDecidingHIDE_OTHERS   KernelDeciding = 4
 	KernelDecidingASK_NEW       KernelDeciding = 8
 	KernelDecidingASK_NODE      KernelDeciding = 64
+	KernelDecidingDECIDE_NODE   KernelDeciding = 128
 )
 
 type KernelDestination struct {
@@ -172,6 +173,14 @@ type KernelFlow struct {
 	Way           [2]KernelDirection
 }
 
+type KernelHiding uint32
+
+const (
+	KernelHidingHIDES         KernelHiding = 1
+	KernelHidingHIDES_NODE    KernelHiding = 2
+	KernelHidingASKS_NODE_UDP KernelHiding = 4
+)
+
 type KernelLoad struct {
 	_         structs.HostLayout
 	Asked     uint64
@@ -204,7 +213,8 @@ const (
 type KernelOrigin struct {
 	_    structs.HostLayout
 	Link uint32
-	Pod  uint32
+	Pod  uint16
+	Own  uint16
 }
 
 type KernelOriginKey struct {

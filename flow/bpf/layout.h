@@ -150,7 +150,8 @@ enum deciding {
 	HIDE_PODS = 2,     // endpoints see the node's address instead of a pod's
 	HIDE_OTHERS = 4,   // the same, of all other clients
 	ASK_NEW = 8,       // userspace decides about clients that session affinity does not remember
-	ASK_NODE = 64, // userspace decides about the node's own clients; else the relay serves them
+	ASK_NODE = 64, // the node's own clients have flows; else the relay serves them
+	DECIDE_NODE = 128, // and are like others here; else userspace decides about them
 };
 
 struct served {
@@ -209,7 +210,8 @@ struct origin_key {
 // origin is what policy has to know about a client.
 struct origin {
 	__u32 link; // hosts with the same number reach each other without this node; 0 is none
-	__u32 pod;  // 1: a pod, whose address the endpoint may see
+	__u16 pod;  // 1: a pod, whose address the endpoint may see
+	__u16 own;  // 1: an address of this node, and no range
 };
 
 // powers are those of x that CRCs need (sctp.h): of[n] is x^(32 n). hidden[n] is what an
@@ -226,6 +228,13 @@ struct load {
 	__u64 begun, confirmed;  // handshakes, until the client has completed them
 	__u64 opened, ended;     // flows
 	__u64 ask_until;         // until then, userspace decides: an endpoint has failed
+};
+
+// What the table may choose of the node's.
+enum hiding {
+	HIDES = 1,       // addresses and ports for hidden clients, and ports for the node's own
+	HIDES_NODE = 2,  // the address that routing chooses for all of the latter
+	ASKS_NODE_UDP = 4, // nothing for their datagrams: userspace is asked
 };
 
 // control is written by userspace.
@@ -246,7 +255,7 @@ struct control {
 	__u64 shortcuts_until; // until then, packets may take shortcuts
 	__u64 node_until; // until then, new connections of the node's own clients may become flows (node.h)
 	__u32 node_device; // the interface of those; 0: none
-	__u32 hides; // 1: the table chooses the node's address and port for hidden clients
+	enum hiding hides;
 	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 

@@ -6,8 +6,8 @@
 //	E -> N:n   ingress of that: V -> C, as if it had come in by a device of ours
 //
 // The device accepts packets with an address of this node as source, which are martian elsewhere.
-// First packets come in there too, so that ingress and userspace handle them like those of other
-// clients. N and n are the node's, chosen by userspace.
+// First packets come in there too, so that ingress, the table and userspace handle them like those of
+// other clients. N and n are the node's.
 #ifndef NODE_H
 #define NODE_H
 
@@ -23,8 +23,6 @@
 #include "table.h"
 #include "track.h"
 #include "upcall.h"
-
-#define LOOPBACK 1
 
 // NODE_MACS are the destination, which is the device's address (flow/device.go), and the source of
 // what it receives.
@@ -51,6 +49,13 @@ static __always_inline int is_from_node(const struct __sk_buff *skb)
 {
 	struct control *c = control();
 	return c && skb->ifindex == c->node_device;
+}
+
+// decides_node says whether the table may decide about the node's own client.
+static __always_inline int decides_node(const struct packet *p, const struct served *s)
+{
+	struct control *c = control();
+	return (s->options & DECIDE_NODE) && c && !(p->tuple.protocol == IPPROTO_UDP && (c->hides & ASKS_NODE_UDP));
 }
 
 // is_loopback says whether a packet's source is a loopback address: by our device, no answers come to those.

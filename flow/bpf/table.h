@@ -16,6 +16,8 @@
 #include "translate.h"
 #include "upcall.h"
 
+#define LOOPBACK 1 // the interface
+
 #define TAKE_TRIES 8
 
 // Ports that translated packets get (ports.go).
@@ -100,8 +102,9 @@ GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list
 
 // choose returns an endpoint that serves a client without userspace, or NULL. It sets whether the
 // endpoint has to see the node's address: also if it is the client, or if its replies would not pass
-// this node.
-static __always_inline struct place *choose(const struct packet *p, struct served *s, int *hidden)
+// this node. own says that the client is on the node itself, so that it sees one of the node's anyway:
+// then whether that is the one that routing chooses.
+static __always_inline struct place *choose(const struct packet *p, struct served *s, const struct control *c, int own, int *hidden)
 {
 	struct origin *o = origin_of(&p->tuple.src);
 	int pod = o && o->pod;
@@ -116,7 +119,11 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 	struct place *e = bpf_map_lookup_elem(&places, &slot);
 	if (!e)
 		return NULL;
-	*hidden = !e->own && ((s->options & (pod ? HIDE_PODS : HIDE_OTHERS)) || same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr));
+	int hides = s->options & (pod ? HIDE_PODS : HIDE_OTHERS);
+	if (own)
+		*hidden = hides || !o || !o->own || (c->hides & HIDES_NODE);
+	else
+		*hidden = !e->own && (hides || same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr));
 	return e;
 }
 
@@ -166,9 +173,9 @@ static __always_inline int enter(const struct packet *p, const struct flow *f, _
 	return -1;
 }
 
-// find_node finds the address by which the kernel would hide a client from an endpoint: Linux 6.7 tells.
+// find_node finds the address by which the kernel would hide a client of an interface from an endpoint: Linux 6.7 tells.
 // It returns -1 if userspace has to.
-GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct place *e, struct address *node)
+GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct place *e, __u32 ifindex, struct address *node)
 {
 	if (!p || !e || !node)
 		return -1;
@@ -177,7 +184,7 @@ GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct
 		.l4_protocol = p->tuple.protocol,
 		.sport = p->tuple.sport,
 		.dport = e->port,
-		.ifindex = skb->ifindex,
+		.ifindex = ifindex,
 	};
 	if (p->ipv6) {
 		__builtin_memcpy(fib.ipv6_src, &p->tuple.src, sizeof(p->tuple.src));
@@ -247,7 +254,7 @@ static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 
 
 #define HIDE_TRIES 8
 
-// hide enters the tuples of a flow whose client is hidden, by a port of the node that is free towards
+// hide enters the tuples of a flow whose client is hidden, or on the node itself, by a port of the node that is free towards
 // the endpoint. It returns -1 if it finds none: userspace has to be asked.
 GLOBAL int hide(struct __sk_buff *skb, __u32 index)
 {
@@ -285,8 +292,8 @@ static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struc
 
 // decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
 // 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0. The
-// tuples of a flow whose client is hidden are still to be entered (hide).
-static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before)
+// tuples of a flow whose client is hidden, or on the node itself (own), are still to be entered (hide).
+static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before, int own)
 {
 	struct control *c = control();
 	struct load *l = load_of(s->service);
@@ -297,11 +304,11 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	if (is_reply_port(c, middle) || !is_open(skb, p, c, l, now))
 		return 0;
 	int hidden = 0;
-	struct place *e = choose(p, s, &hidden);
-	if (!e)
+	struct place *e = choose(p, s, c, own, &hidden);
+	if (!e || ((hidden || own) && !(c->hides & HIDES)))
 		return 0;
 	struct address node = {};
-	if (hidden && (!c->hides || find_node(skb, p, e, &node)))
+	if (hidden && find_node(skb, p, e, own ? LOOPBACK : skb->ifindex, &node))
 		return 0;
 	if (before && !vacate(p, before))
 		return 0;
@@ -314,11 +321,11 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	f->endpoint = e->addr;
 	f->endpoint_port = e->port;
 	f->middle_port = bpf_htons(middle);
-	f->node = node;
-	if (hidden)
-		f->options |= OPTION_MASQUERADE;
+	f->node = own && !hidden ? p->tuple.src : node;
+	if (own || hidden)
+		f->options |= own ? OPTION_NODE : OPTION_MASQUERADE;
 	__sync_fetch_and_or(&f->state, ASKING); // a barrier too
-	if (hidden)
+	if (own || hidden)
 		return index;
 	if (enter(p, f, index, TO_ENDPOINT)) {
 		unused(skb, f, index);

@@ -64,7 +64,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-hidden-asked", what: "the process is asked about clients that are hidden",
-		file: "flow/bpf/table.h", old: "hidden && (!c->hides || ", new: "hidden && (1 || ",
+		file: "flow/bpf/table.h", old: "if (!e || ((hidden || own) && !(c->hides & HIDES)))", new: "if (!e || hidden || own)",
 		pkg: "flow", test: "TestHiddenClientsAreTheTables",
 	},
 	{
@@ -601,8 +601,33 @@ var flows = []mutation{
 	},
 	{
 		name: "node-clients-unmasqueraded", what: "endpoints see another address of the node than the one that rules masquerade to",
-		file: "flow/dial.go", old: " || w.server.node.Load().masquerade.Load()", new: "",
+		file: "flow/bpf/table.h", old: " || (c->hides & HIDES_NODE)", new: "",
 		pkg: "flow", test: "TestNodeClientsBesideAClustersRules",
+	},
+	{
+		name: "node-clients-table-fragments", what: "the table lets rules for forwarded packets judge long datagrams of the node's own clients",
+		file: "flow/bpf/node.h", old: "(c->hides & ASKS_NODE_UDP)", new: "(c->hides & 0)",
+		pkg: "flow", test: "TestNodeClientsBesideRulesForForwardedPackets",
+	},
+	{
+		name: "node-clients-always-asked", what: "userspace decides about each connection of the node's own clients",
+		file: "flow/table.go", old: "if u.OfNode && ", new: "if !u.OfNode && ",
+		pkg: "flow", test: "TestNodeClientsAreTheTables",
+	},
+	{
+		name: "node-clients-table-hides", what: "the table shows endpoints the node's own clients, whatever policy says",
+		file: "flow/bpf/table.h", old: "*hidden = hides || !o || !o->own", new: "*hidden = !o || !o->own",
+		pkg: "flow", test: "TestNodeClientsAreTheTables",
+	},
+	{
+		name: "node-clients-unknown", what: "the table takes the node's addresses for others' and hides its clients",
+		file: "flow/table.go", old: "p.IsSingleIP() && host.Has(p.Addr())", new: "false",
+		pkg: "flow", test: "TestNodeClientsAreTheTables",
+	},
+	{
+		name: "node-clients-local-policy", what: "the table has policy Local keep the node's own clients from other nodes' endpoints (A3.6)",
+		file: "policy/uniform.go", old: "d.kind == service.ClusterIP || !d.is(local)", new: "true",
+		pkg: "policy", test: "TestUniformIsWhatResolveSays",
 	},
 	{
 		name: "node-clients-fragments-dropped", what: "rules for forwarded packets judge long datagrams of the node's own clients",
