@@ -43,6 +43,7 @@ func TestNodeClientsAreTheTables(t *testing.T) {
 	expect("TCP", times, 0, "tcp", lab.Node.IPv4, vip4, own4)
 	expect("TCP over IPv6", times, 0, "tcp", lab.Node.IPv6, vip6, own6)
 	expect("UDP", times, 0, "udp", lab.Node.IPv4, vip4, own4)
+	expect("from the Service's own address", times, 0, "tcp", netip.MustParseAddr(vip4), vip4, "10.2.1.1")
 	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, endpoint4))
 	n.apply(named("six", svc(vip6, nil, endpoint6)))

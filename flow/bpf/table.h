@@ -110,7 +110,8 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 	int pod = o && o->pod;
 	__u32 count = pod ? s->pods_count : s->count;
 	struct slot slot = {.list = pod ? s->pods_list : s->list};
-	if (!count || same_address(&p->tuple.src, &p->tuple.dst))
+	int itself = same_address(&p->tuple.src, &p->tuple.dst); // on the node, the kernel chooses the Service's address
+	if (!count || (itself && !own))
 		return NULL;
 	if (s->window)
 		slot.number = remembered(p, s, slot.list, count); // -1: nothing has that number
@@ -121,7 +122,7 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 		return NULL;
 	int hides = s->options & (pod ? HIDE_PODS : HIDE_OTHERS);
 	if (own)
-		*hidden = hides || !o || !o->own || (c->hides & HIDES_NODE);
+		*hidden = hides || itself || !o || !o->own || (c->hides & HIDES_NODE);
 	else
 		*hidden = !e->own && (hides || same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr));
 	return e;

@@ -616,7 +616,12 @@ var flows = []mutation{
 	},
 	{
 		name: "node-clients-table-hides", what: "the table shows endpoints the node's own clients, whatever policy says",
-		file: "flow/bpf/table.h", old: "*hidden = hides || !o || !o->own", new: "*hidden = !o || !o->own",
+		file: "flow/bpf/table.h", old: "*hidden = hides || itself || !o", new: "*hidden = itself || !o",
+		pkg: "flow", test: "TestNodeClientsAreTheTables",
+	},
+	{
+		name: "node-clients-by-the-service", what: "userspace decides about the node's own clients whose address the kernel chooses",
+		file: "flow/bpf/table.h", old: "(itself && !own)", new: "itself",
 		pkg: "flow", test: "TestNodeClientsAreTheTables",
 	},
 	{
