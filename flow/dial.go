@@ -185,7 +185,7 @@ func (f *flow) refused(e *bpf.KernelEvent, now int64) {
 	if f.isUDP() {
 		f.worker.injector.flush() // what is queued is among what is sent again
 	}
-	if f.handshake == nil || !f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
+	if f.handshake == nil || !f.stopAsking() {
 		return
 	}
 	why := conntrack.DialRefused
@@ -199,7 +199,7 @@ func (f *flow) refused(e *bpf.KernelEvent, now int64) {
 // even if no endpoint ever answers: a network policy may drop what the node forwards, and
 // would not see the relay's own connections.
 func (f *flow) silent(now int64) {
-	if f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
+	if f.stopAsking() {
 		why := conntrack.DialTimeout
 		if f.worker.neighbours.Unreachable(f.record.Endpoint.Addr.Addr()) {
 			why = conntrack.DialUnreachable
@@ -332,7 +332,7 @@ func (f *flow) collision() {
 		f.lost(poll.Nanotime())
 		return
 	}
-	if h.moved = len(h.data) == 0; h.moved && !f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
+	if h.moved = len(h.data) == 0; h.moved && !f.stopAsking() {
 		return
 	}
 	f.worker.kernel.Index.EraseEndpoint(f.index)

@@ -65,9 +65,9 @@ func (f *flow) setState(s bpf.KernelState) {
 	atomic.StoreUint32((*uint32)(&f.shared().State), uint32(s))
 }
 
-// change changes the state, unless BPF has changed it.
-func (f *flow) change(from, to bpf.KernelState) bool {
-	return atomic.CompareAndSwapUint32((*uint32)(&f.shared().State), uint32(from), uint32(to))
+// stopAsking sets the state to MOVING, unless BPF has changed it since the flow asked.
+func (f *flow) stopAsking() bool {
+	return atomic.CompareAndSwapUint32((*uint32)(&f.shared().State), uint32(bpf.KernelStateASKING), uint32(bpf.KernelStateMOVING))
 }
 
 func (f *flow) seen() bpf.KernelSeen {

@@ -400,7 +400,7 @@ func (w *worker) giveWay(key *bpf.KernelTuple, now int64) bool {
 	if r := w.kernel.Index.Find(key); r.Role() == bpf.KernelRoleTO_ENDPOINT {
 		f := w.flows[r.Flow()]
 		if f != nil {
-			f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) // it opens no more
+			f.stopAsking() // it opens no more
 		}
 		if atomic.LoadUint32((*uint32)(&w.kernel.Flows[r.Flow()].State)) == uint32(bpf.KernelStateOPEN) {
 			return false
