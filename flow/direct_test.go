@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // mixed is a client that asks Services and their endpoint by few ports.
@@ -130,4 +132,43 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A client's own connection to an endpoint has another port there by a flow that is over. One that
+// hides the client leaves it that port, and takes another one itself.
+func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
+	t.Parallel()
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		server, err := lab.Backends[0].Listen("tcp", ":8080")
+		must.OK(t, err)
+		defer server.Close()
+		endpoint := at(lab.Backends[0].IPv4, 8080)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, endpoint))
+		m := &mixed{t: t, lab: lab, server: server}
+		const port = 45000
+		shown := m.connect(port, vip4+":80")
+		own := m.connect(port, endpoint.String())
+		if seen := own[1].RemoteAddr().(*net.TCPAddr).Port; seen == port {
+			t.Fatalf("the endpoint sees port %d of both", seen)
+		}
+		m.end(shown, 0)
+		wait.For(t, "the first connection's flow is gone", patience, func() error {
+			if r := n.server.kernel.Index.Find(&bpf.KernelTuple{
+				Src: bpf.AddressOf(endpoint.Addr()), Sport: bpf.Wire(endpoint.Port()), Dst: bpf.AddressOf(lab.Client.IPv4), Dport: bpf.Wire(port), Protocol: unix.IPPROTO_TCP,
+			}); r != 0 {
+				return fmt.Errorf("flow %d has its way back", r.Flow())
+			}
+			return nil
+		})
+		n.config.MasqueradeAll = true
+		n.apply(svc(vip4, nil, endpoint))
+		hidden := m.connect(port, vip4+":80")
+		if seen := hidden[1].RemoteAddr().(*net.TCPAddr).IP; seen.Equal(lab.Client.IPv4.AsSlice()) {
+			t.Fatalf("the endpoint sees %v", seen)
+		}
+		m.end(own, 2)
+		m.end(hidden, 0)
+	})
 }

@@ -258,6 +258,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForgedSYNChangesNoConnection",
 	},
 	{
+		name: "flow-hidden-takes-direct", what: "a hidden client's flow takes the tuple of the client's own connection to the endpoint",
+		file: "flow/bpf/inject.h", old: "role_in(find(&t)) == TO_ENDPOINT || take_over(&t, index, MASQUERADE)", new: "take_over(&t, index, MASQUERADE)",
+		pkg: "flow", test: "TestHiddenClientsOwnConnectionGoesOn",
+	},
+	{
 		name: "flow-direct-port-kept", what: "a client that asks an endpoint itself keeps a port that the endpoint knows",
 		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(p))", new: "if (1)",
 		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
