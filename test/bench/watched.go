@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -10,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -194,41 +195,28 @@ func (w *watched) cpu() (used [3]time.Duration, err error) {
 
 // openPage starts sluice web and a browser, where the browser reaches it.
 func (w *watched) openPage(socket string) error {
-	var said tail
 	w.web = exec.Command(w.b.opts.builds.Sluice, "web", "--listen", "127.0.0.1:0", "--admin-socket", socket)
-	w.web.Stderr = &said
+	said, err := w.web.StderrPipe()
+	if err != nil {
+		return err
+	}
 	w.web.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := w.web.Start(); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(pagePatience); w.url == ""; time.Sleep(20 * time.Millisecond) {
-		w.url = pageURL.FindString(said.String())
-		if time.Now().After(deadline) {
-			return fmt.Errorf("sluice web: %s", said.String())
-		}
+	late := time.AfterFunc(pagePatience, func() { _ = w.web.Process.Kill() })
+	var all strings.Builder
+	for lines := bufio.NewScanner(said); w.url == "" && lines.Scan(); {
+		fmt.Fprintln(&all, lines.Text())
+		w.url = pageURL.FindString(lines.Text())
 	}
-	var err error
+	late.Stop()
+	if w.url == "" {
+		return fmt.Errorf("sluice web: %s", all.String())
+	}
+	go func() { _, _ = io.Copy(io.Discard, said) }()
 	w.browser, err = openBrowser(filepath.Join(w.b.dir, "chromium"))
 	return err
-}
-
-// tail keeps what a process says.
-type tail struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write implements io.Writer.
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.Write(b)
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.String()
 }
 
 func (w *watched) close() {
