@@ -52,7 +52,10 @@ GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index, int 
 		if ((!sctp && has_socket(skb, &t, f->options & OPTION_IPV6)) || claim(&t, index, UNMASQUERADE))
 			goto undo;
 		set_tuple(&t, f, MASQUERADE);
-		if (role_in(find(&t)) == TO_ENDPOINT || take_over(&t, index, MASQUERADE))
+		__u32 old = find(&t);
+		if (old == reference(index, TO_CLIENT))
+			goto undo; // a client that is the endpoint, by the endpoint's port: both ways look alike between the hooks
+		if (role_in(old) == TO_ENDPOINT || take_over(&t, index, MASQUERADE))
 			goto undo; // the client's own connection to the endpoint has another port by this one (direct.h)
 	} else if (!(f->options & OPTION_NODE)) {
 		set_tuple(&t, f, MASQUERADE);

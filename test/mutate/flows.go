@@ -258,8 +258,13 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForgedSYNChangesNoConnection",
 	},
 	{
+		name: "flow-itself", what: "an endpoint that asks itself by the port at which it serves gets no answer",
+		file: "flow/bpf/inject.h", old: "if (old == reference(index, TO_CLIENT))", new: "if (0)",
+		pkg: "flow", test: "TestEndpointAsksItselfByItsPort",
+	},
+	{
 		name: "flow-hidden-takes-direct", what: "a hidden client's flow takes the tuple of the client's own connection to the endpoint",
-		file: "flow/bpf/inject.h", old: "role_in(find(&t)) == TO_ENDPOINT || take_over(&t, index, MASQUERADE)", new: "take_over(&t, index, MASQUERADE)",
+		file: "flow/bpf/inject.h", old: "role_in(old) == TO_ENDPOINT || take_over(&t, index, MASQUERADE)", new: "take_over(&t, index, MASQUERADE)",
 		pkg: "flow", test: "TestHiddenClientsOwnConnectionGoesOn",
 	},
 	{
