@@ -195,14 +195,14 @@ func (w *worker) newFlow(index uint32) *flow {
 	return f
 }
 
-// awaitFirst waits for the client's SYN, which the process before had: when it comes again, BPF hands
-// it up, and it goes to the next endpoint.
+// awaitFirst waits for the client to repeat its SYN, because the previous process took its copy
+// along. BPF hands the repeated SYN up, and it goes to the next endpoint.
 func (f *flow) awaitFirst(now int64) {
 	atomic.OrUint32((*uint32)(&f.shared().Seen), uint32(bpf.KernelSeenFIRST_WANTED))
 	f.worker.loop.Schedule(&f.timer, now+int64(confirmation), f)
 }
 
-// goOn goes on with a SYN that has come again.
+// goOn continues the attempts with the SYN that awaitFirst waited for.
 func (f *flow) goOn() {
 	atomic.AndUint32((*uint32)(&f.shared().Seen), ^uint32(bpf.KernelSeenFIRST_WANTED))
 	if !f.handshake.moved {

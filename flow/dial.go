@@ -27,9 +27,8 @@ const (
 	resendable = time.Second
 	// ownTroublePause is how long an attempt waits if this node made the last one fail.
 	ownTroublePause = 25 * time.Millisecond
-	// challengeInterval is the shortest time between two questions to a client whether its
-	// connection goes on (RFC 5961, 7). It is shorter than the interval at which a client repeats
-	// its SYN.
+	// challengeInterval is the shortest time between two challenges to a client (RFC 5961, 7). It is
+	// shorter than the interval at which a client repeats its SYN.
 	challengeInterval = 100 * time.Millisecond
 )
 
@@ -344,18 +343,18 @@ func (f *flow) collision() {
 	f.putAll(true)
 }
 
-// challenge handles a SYN that has come with the tuple of an open connection: somebody forged it,
-// or the client has lost the connection and begins anew by the same port. The client is sent an
-// ACK (RFC 5961, 4). If it begins anew, it answers by an RST with the number that the ACK has (RFC
-// 9293, 3.10.7.3); BPF knows it again, and the client's next SYN begins another connection. If it has the
-// connection, the ACK is an old one to it and says nothing. So nobody chooses the number but us.
-// SCTP has nothing like it: an INIT goes to the endpoint, which knows whether it has the association,
-// and begins another one if the Service does not have the endpoint any more. BPF tells of a flow's
-// next one once challengeInterval has passed.
+// challenge handles a SYN with the tuple of an open connection: it is forged, or the client has lost
+// the connection and begins another one from the same port. The client gets an ACK (RFC 5961, 4)
+// whose number we choose. A client without the connection answers with an RST that has this number
+// (RFC 9293, 3.10.7.3): BPF recognizes it, and the client's next SYN begins another connection. A
+// client with the connection ignores the ACK as an old one. SCTP has nothing like it: the INIT goes
+// to the endpoint, which knows whether the association exists; if the Service no longer has the
+// endpoint, the INIT begins another flow. BPF reports a flow's next SYN or INIT once
+// challengeInterval has passed.
 //
-// It also handles an RST that BPF does not believe, and its receiver may have believed: others of its
-// segments may have come there. So the side that has sent it is sent an ACK: if it has no connection
-// any more, it answers by an RST with the number that the other side waits for.
+// It also handles an RST that BPF does not believe although its receiver may: segments that BPF has
+// not seen may have reached the receiver. The sender of the RST gets an ACK. If its connection is
+// gone, it answers with an RST that has the number which the receiver expects.
 func (f *flow) challenge() {
 	w, k := f.worker, f.shared()
 	switch {
@@ -387,7 +386,7 @@ func (f *flow) isAlone() bool {
 	return e == nil
 }
 
-// challenged is a flow whose client was asked whether its connection goes on.
+// challenged is a flow whose client got a challenge.
 type challenged struct {
 	index, generation uint32
 	due               int64 // when BPF may tell of the next SYN

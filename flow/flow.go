@@ -27,7 +27,7 @@ type flow struct {
 	ended      bool // its record is written
 	counted    bool // among those that limits bound
 
-	// What a parked record has and BPF does not know.
+	// Fields of a parked record that BPF does not know.
 	kind     service.AddressKind
 	source   policy.Source
 	affinity balancer.Affinity
@@ -217,9 +217,9 @@ func endOfAssociation(first, seen bpf.KernelSeen) conntrack.End {
 	return conntrack.ClientShutdown
 }
 
-// endOf returns how a connection ended, from what BPF saw until then and what came first.
-// A reset counts more than a FIN of the other side before it: bytes may be missing. They are not if
-// its sender has sent a FIN, and acknowledged the other side's: it answers a segment that came twice.
+// endOf returns how a connection ended, from what BPF saw and in which order. A reset outweighs the
+// other side's earlier FIN, because bytes may be missing. It does not if its sender had sent a FIN
+// and acknowledged the other side's: then it answers a repeated segment.
 func endOf(first, seen bpf.KernelSeen) conntrack.End {
 	const (
 		clientDone   = bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenENDPOINT_FIN_ACKED
@@ -299,9 +299,9 @@ func (f *flow) leave() {
 	w.gone = append(w.gone, f)
 }
 
-// free releases an index and removes its tuples. They go first: BPF takes the packets that find a
-// free flow for those of an open one, and a packet of the client's own connection to the endpoint
-// would get the Service's address.
+// free removes the tuples of an index, then releases it. In the other order, BPF would treat packets
+// that find the free flow as those of an open one: packets of the client's own connection to the
+// endpoint would get the Service's address.
 func (w *worker) free(index uint32) {
 	k := &w.kernel.Flows[index]
 	state := (*uint32)(&k.State)

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// forwardingInterval is how often it is checked what the node forwards.
+// forwardingInterval is the time between two checks of what the node forwards.
 const forwardingInterval = time.Second
 
 // Unforwarded says by family why a node does not forward its packets, so that all are
@@ -205,7 +205,7 @@ func (w *forwardingWatcher) check() (Unforwarded, error) {
 	return u, nil
 }
 
-// tell has the Paths follow a change.
+// tell signals a change to Server.Changed.
 func (w *forwardingWatcher) tell() {
 	select {
 	case w.changed <- struct{}{}:

@@ -14,9 +14,10 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// nodeClients lets connections of the node's own clients become flows (bpf/node.h) while nothing
-// looks at their packets that would see others than by the relay. Otherwise new ones are relayed; open ones stay.
-// check belongs to one goroutine, relayed is safe for concurrent use.
+// nodeClients lets connections of the node's own clients become flows (bpf/node.h) while no other
+// program looks at their packets: it would see other packets than with the relay. Otherwise new
+// connections are relayed, and open ones stay flows. check belongs to one goroutine, relayed is safe
+// for concurrent use.
 type nodeClients struct {
 	kernel *bpf.Kernel
 	device *device // nil: none could be made
@@ -27,7 +28,7 @@ type nodeClients struct {
 
 	masquerade  atomic.Bool // rules give some packets the node's address: all have the one that routing chooses
 	noFragments atomic.Bool // rules may drop what the node fragments: UDP is relayed
-	// BPF's table has both in Control.Hides.
+	// BPF has both bits in Control.Hides.
 }
 
 var errNoShortcut = errors.New("--shortcuts is off")
@@ -50,7 +51,8 @@ func openNodeClients(k *bpf.Kernel, o *Options) *nodeClients {
 	return n
 }
 
-// check lets new connections become flows for a second, unless there is a reason for the relay.
+// check lets new connections become flows until its next call is overdue, unless they have to be
+// relayed.
 func (n *nodeClients) check(beside bypass.Node, err error) {
 	if n.device == nil {
 		return
@@ -77,7 +79,7 @@ func (n *nodeClients) check(beside bypass.Node, err error) {
 	}
 }
 
-// set sets what rules of others ask for, for userspace and BPF.
+// set stores a flag that follows from others' rules, for userspace and for BPF.
 func (n *nodeClients) set(of *atomic.Bool, bit bpf.KernelHiding, to bool) {
 	setHiding(n.kernel, bit, to)
 	of.Store(to)

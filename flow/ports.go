@@ -54,7 +54,7 @@ func tableHides() bool {
 	return sys.KernelAtLeast(6, 7) // bpf_fib_lookup finds source addresses
 }
 
-// setHiding sets what the table may choose.
+// setHiding sets or clears a bit of Control.Hides.
 func setHiding(k *bpf.Kernel, bit bpf.KernelHiding, to bool) {
 	if hides := (*uint32)(&k.Control.Hides); to {
 		atomic.OrUint32(hides, uint32(bit))

@@ -33,10 +33,10 @@ type Options struct {
 	MaxFlows int
 	// Namespace is a descriptor of the network namespace; 0 is the process's own.
 	Namespace int
-	// BPFRoot is where the BPF file system is mounted, in which everything is pinned
-	// that outlives the process, and Name that of the proxy; empty: nothing does.
+	// BPFRoot is the mount point of the BPF file system, where everything is pinned that outlives
+	// the process; empty: nothing outlives it. Name is the proxy's name there.
 	BPFRoot, Name string
-	// Keep has the flows go on when the Server stops, if they are pinned.
+	// Keep lets pinned flows go on when the Server stops.
 	Keep bool
 	// Loop is an event loop of its own, and Shard its part of Table.
 	Loop  *poll.Loop
@@ -63,7 +63,7 @@ type Options struct {
 	Relayed func(visit func(client, vip netip.AddrPort))
 	// Judges names the rules of other programs that judge forwarded packets; nil: there are none.
 	Judges func() ([]string, error)
-	// Counted is whether the process before has counted the flows that are adopted.
+	// Counted reports whether the metrics of the previous process include the adopted flows.
 	Counted bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
@@ -278,8 +278,8 @@ func (s *Server) onLoop(f func() error) error {
 // Started reports whether Start has succeeded: the kernel forwards. It is safe for concurrent use.
 func (s *Server) Started() bool { return s.started.Load() }
 
-// Changed has an element once the node forwards other families than before, or rules of others
-// begin or cease to judge that: an Apply of each Path then brings the kernel up to date.
+// Changed receives when the node begins or stops to forward a family, or when rules of others begin
+// or cease to judge forwarded packets. Then call Apply of each Path.
 func (s *Server) Changed() <-chan struct{} { return s.forwarding.changed }
 
 // Stop ends all flows, or leaves them to the next process. Nothing new is forwarded from

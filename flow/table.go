@@ -51,8 +51,8 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 	return 0, false
 }
 
-// decide has the kernel decide about a destination by itself. It finds or makes the lists of candidates
-// among lists.
+// decide makes the kernel decide about a destination by itself. It uses the lists of candidates in
+// lists, and adds missing ones.
 func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list) error {
 	first, turn, err := p.listOf(s, st, u.Candidates, lists)
 	if err != nil {
@@ -84,13 +84,14 @@ func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.Kern
 	return nil
 }
 
-// sameSlice reports whether two lists of candidates are one, as in all but policy Local.
+// sameSlice reports whether two lists of candidates share their memory: with policy Local they do
+// not.
 func sameSlice(a, b []service.Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// listOf finds or makes the list of some candidates among lists. It returns the turn of the first
-// connection, too. There is no list of none.
+// listOf returns the list of some candidates, and which of them serves the first connection. It adds
+// a missing list to lists. Without candidates, it returns no list.
 func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, lists *[]list) (l list, turn uint32, err error) {
 	if len(candidates) == 0 {
 		return l, 0, nil
@@ -187,7 +188,7 @@ type steered struct {
 	served bpf.KernelServed
 }
 
-// steering is what the kernel is to have of a service port.
+// steering is the entries of a service port that the kernel's maps should have.
 type steering struct {
 	destinations []steered
 	lists        []list
@@ -235,8 +236,8 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 	return w
 }
 
-// withdraw removes a service port's destinations from the kernel's map, but those that stay
-// with it or with another one.
+// withdraw removes a service port's destinations from the kernel's map, except those that it keeps
+// or that another service port has now.
 func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 	m := p.server.kernel.Maps.Destinations
 	for i := range s.destinations {
@@ -252,7 +253,7 @@ func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 	}
 }
 
-// steer has the kernel decide, or ask, about a service port's destinations, after withdraw.
+// steer makes the kernel decide, or ask, about a service port's destinations. Call withdraw first.
 func (p *Path) steer(s *portService, wanted steering) {
 	m := p.server.kernel.Maps.Destinations
 	wanted.destinations = slices.DeleteFunc(wanted.destinations, func(d steered) bool {

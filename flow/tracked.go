@@ -14,9 +14,9 @@ import (
 // as long as under kube-proxy. The next packet sets the node's own timeout.
 const trackedTCP = 24 * time.Hour
 
-// leaveShortcuts ends all shortcuts. Where a rule decides by the state of connections, connection
-// tracking knows the open ones before: it has seen none of their packets, and would take them for new.
-// The caller's goroutine does not wait. Shortcuts end by themselves after shortcutsLast.
+// leaveShortcuts ends all shortcuts. If a rule decides by connection state, it first enters the open
+// connections into connection tracking, which has seen none of their packets and would take them for
+// new. It does not wait for that: shortcuts end by themselves after shortcutsLast.
 func (s *Server) leaveShortcuts(end func()) {
 	if !s.options.Loop.Post(func() {
 		s.worker.readNotices()
@@ -32,7 +32,7 @@ func (s *Server) leaveShortcuts(end func()) {
 	}
 }
 
-// know is in the namespace where the packets are forwarded.
+// know enters connections into connection tracking, if a rule decides by their state.
 func (s *Server) know(open []tracking.Connection) error {
 	if len(open) == 0 {
 		return nil
@@ -48,7 +48,7 @@ func (s *Server) know(open []tracking.Connection) error {
 	return nil
 }
 
-// tracked returns the open connections as packets are forwarded, without those of SCTP.
+// tracked returns the open TCP and UDP flows with the addresses that forwarded packets have.
 func (w *worker) tracked() (open []tracking.Connection) {
 	for _, f := range w.flows {
 		if f == nil || f.state() != bpf.KernelStateOPEN || f.isOfNode() {

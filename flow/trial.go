@@ -53,8 +53,8 @@ func Try() error {
 	return try(k, 1)
 }
 
-// try has the programs that will serve translate packets, and returns why that does not work
-// here. The worker has filled the spares, and gives none yet.
+// try runs packets through the programs that will serve, and returns why these do not translate them
+// here. The spares are filled, and this process has taken none yet.
 func (s *Server) try() error {
 	index, ok := s.kernel.Spares.Take()
 	if !ok {

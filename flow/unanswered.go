@@ -77,8 +77,8 @@ func (f *flow) putAll(again bool) {
 	}
 }
 
-// uncount takes back what BPF has counted of the client's datagrams. It may not have got to
-// all of it.
+// uncount subtracts datagrams of the client from what BPF has counted. BPF may not have counted all
+// of them yet.
 func (f *flow) uncount(datagrams, payload int) {
 	way := &f.shared().Way[0]
 	atomic.AddUint64(&way.Packets, -min(uint64(datagrams), atomic.LoadUint64(&way.Packets)))

@@ -197,7 +197,7 @@ func (b *beater) HandleTimer(*poll.Timer) {
 	b.loop.Schedule(&b.beat, b.loop.Now()+int64(beatInterval), b)
 }
 
-// HandleTimer reads what BPF does not wake anybody for.
+// HandleTimer reads notices, for which BPF wakes no thread, and does the other periodic work.
 func (w *worker) HandleTimer(*poll.Timer) {
 	interval := noticeInterval
 	if w.readNotices() > 0 {
@@ -422,8 +422,8 @@ func (w *worker) hasRoom(s *portService) bool {
 	return spare > 0 && (has < int(c.MostFlows) || spare > int(c.LeastSpare))
 }
 
-// Times for which the relay has a client's packets at least: a refusal, a handshake, a
-// session. Only the last one is prolonged by each packet.
+// Shortest times for which the relay gets a client's packets: after a refusal, for a handshake, for
+// a session. Each packet extends the time of a session only.
 const (
 	relayedRefusal = 10 * time.Millisecond
 	relayedTCP     = time.Second
@@ -588,7 +588,7 @@ func (w *worker) decideAll() {
 	}
 }
 
-// handOverPause is longer than a BPF program that has asked takes to its end.
+// handOverPause is longer than a BPF program runs after it has asked.
 const handOverPause = time.Millisecond
 
 // leave ends the worker, and leaves the flows to the next process.

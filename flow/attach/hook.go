@@ -41,9 +41,9 @@ type tcxHook struct {
 	index int
 }
 
-// attachTCX attaches a program to an interface of the calling thread's namespace, before those
-// of others. If an earlier process has pinned its link at path, that gets the program. Without a
-// path, the link ends with the process.
+// attachTCX attaches a program to an interface of the calling thread's namespace, before other
+// programs. A link that an earlier process has pinned at path gets the program. Without a path, the
+// link ends with the process.
 func attachTCX(path string, program *ebpf.Program, s side, index int) (hook, error) {
 	o := link.TCXOptions{Interface: index, Program: program, Attach: s.tcx, Anchor: link.Head()}
 	if path == "" {

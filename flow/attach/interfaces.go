@@ -30,7 +30,7 @@ const changesPause = 100 * time.Millisecond
 // Programs are those of one kind of interfaces.
 type Programs struct{ Egress, Ingress *ebpf.Program }
 
-// Follower is called by one goroutine about each look at the interfaces.
+// Follower learns the result of each look at the interfaces, on one goroutine.
 type Follower interface {
 	// Follow receives all interfaces, and those among them that have the programs for Ethernet.
 	// Those that are changed may differ from the last call.

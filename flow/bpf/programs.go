@@ -18,7 +18,7 @@ import (
 
 const (
 	ethernetHeader = 14
-	// programPin begins what pins of programs are called behind their version.
+	// programPin follows the version in the names of programs' pins.
 	programPin = "program_"
 )
 
@@ -134,8 +134,8 @@ func takesContext(f *btf.Func) bool {
 	return ok && to.Name == "__sk_buff"
 }
 
-// loadPrograms loads the programs of a spec, which is nobody else's, for interfaces with a link header
-// of some length.
+// loadPrograms loads the programs of a spec for interfaces with a link header of the given length.
+// It changes the spec.
 func (k *Kernel) loadPrograms(spec *ebpf.CollectionSpec, linkHeader uint32, to *KernelPrograms) error {
 	for name, value := range map[string]any{
 		KernelVarLinkHeader: linkHeader, KernelVarSeed: k.Index.seed, KernelVarLastBucket: k.Maps.Buckets.MaxEntries() - 1,

@@ -16,17 +16,17 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// netfilterPrograms finds BPF programs at netfilter's hooks (Linux 6.4), which are in no chain.
-// Each has a BPF link. To open the kernel's links takes CAP_SYS_ADMIN, and what the kernel then
-// tells of one lacks its network namespace. So a BPF iterator reads them, all in one system
-// call; it needs no more than our other programs do.
+// netfilterPrograms finds BPF programs at netfilter's hooks (Linux 6.4), which are in no chain. Each
+// has a BPF link. Opening links takes CAP_SYS_ADMIN, and a link's info lacks its network namespace.
+// So a BPF iterator reads all links in one system call, with no more rights than our other programs
+// need.
 type netfilterPrograms struct {
 	namespace uint32 // its number
 	iterator  *link.Iter
 }
 
-// linkReader is the iterator over links. All of a process use the first one, and leave it open: to
-// load its program takes reading the types of the whole kernel.
+// linkReader is the iterator over links. A process opens it once and keeps it: loading its program
+// reads the types of the whole kernel.
 var linkReader struct {
 	sync.Mutex
 	iterator *link.Iter // guarded by Mutex

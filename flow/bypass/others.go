@@ -281,7 +281,7 @@ func (o *others) forwardsNot() (what string, err error) {
 	return what, err
 }
 
-// look reads what at goes by for all interfaces.
+// look reads what at needs to know about all interfaces.
 func (o *others) look() error {
 	if err := o.open(); err != nil {
 		return err

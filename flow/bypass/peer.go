@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// peerXDP is what the other end of a pair of interfaces has of XDP.
+// peerXDP is how the other end of a pair of interfaces uses XDP.
 type peerXDP int
 
 const (

@@ -49,7 +49,7 @@ type routes struct {
 	down  map[int]bool        // interfaces that were down when hops led there
 }
 
-// routeKey is what a route that replaces another has in common with it.
+// routeKey identifies a route: a route with the same key replaces it.
 type routeKey struct {
 	to                   netip.Prefix
 	table, tos, priority int
