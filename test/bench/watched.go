@@ -24,9 +24,10 @@ const (
 	watchedServices = 300
 	watchedEach     = 10
 	watchedRate     = 1000
-	watchedClients  = 100              // connections at a time, at most
-	watchedRest     = 4 * time.Second  // until a view has come to rest
-	pagePatience    = 30 * time.Second // for what takes no certain time
+	watchedClients  = 100                 // connections at a time, at most
+	watchedRest     = 5 * time.Second / 2 // until a view has come to rest
+	watchedOpening  = 2 * time.Second     // a view takes, at most
+	pagePatience    = 30 * time.Second    // for what takes no certain time
 )
 
 // podRange has the endpoints.
@@ -39,7 +40,7 @@ type watch struct {
 	pause bool
 }
 
-// watches are all ways. Before each one nobody looks.
+// watches are all ways. Before each second one nobody looks.
 var watches = []watch{
 	{"map", "#/map", false}, {"map, paused", "#/map", true}, {"services", "#/services", false}, {"endpoints", "#/endpoints", false},
 	{"connections", "#/connections", false}, {"records", "#/records", false}, {"records, paused", "#/records", true},
@@ -109,7 +110,7 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 		err    error
 	}
 	done := make(chan ended, 1)
-	whole := 2 * time.Duration(len(watches)) * (watchedRest + w.b.opts.measure + 3*time.Second)
+	whole := time.Duration(len(watches)+(len(watches)+1)/2) * (watchedRest + w.b.opts.measure + watchedOpening)
 	go func() {
 		r, err := w.load(load.Spec{
 			Kind: load.Churn, Clients: watchedClients, Every: watchedClients * time.Second / watchedRate, Close: load.ServerCloses,
@@ -117,11 +118,13 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 		})
 		done <- ended{r, err}
 	}()
-	for _, v := range watches {
+	var without [3]float64
+	for i, v := range watches {
 		w.b.now = fmt.Sprintf("round %d, %s", n+1, v.name)
-		without, err := w.measure(watch{})
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", w.b.now, err)
+		if i%2 == 0 {
+			if without, err = w.measure(watch{}); err != nil {
+				return 0, fmt.Errorf("%s: %w", w.b.now, err)
+			}
 		}
 		with, err := w.measure(v)
 		if err != nil {
