@@ -17,8 +17,8 @@ type destination struct {
 	policy.Opening
 	bound bool // by a bound port; otherwise it is steered to a listening socket
 	own   bool // the address is one of this node's
-	// whole says that all of the address is delivered to this node on its account, and
-	// unsteered that nothing can steer it: a route alone leads to its bound port.
+	// whole: because of this destination, a route delivers the whole address to this node.
+	// unsteered: nothing can steer it, and only a route leads to its bound port.
 	whole, unsteered bool
 	target           redirect.Target // the listening socket; zero if it has none
 }

@@ -21,8 +21,8 @@ func (m *Manager) connections(visit func(*conntrack.Record)) error {
 	})
 }
 
-// lingerForOthers makes destinations linger whose cluster IPs another proxy serves from now on, as
-// long as they have connections.
+// lingerForOthers keeps destinations whose cluster IPs another proxy serves from now on, as long as
+// they have connections.
 func (m *Manager) lingerForOthers(others map[netip.Addr]service.Other) {
 	fresh := maps.Clone(others)
 	maps.DeleteFunc(fresh, func(a netip.Addr, _ service.Other) bool { return m.planner.isOthers(a) })

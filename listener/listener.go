@@ -75,9 +75,8 @@ type Protocol struct {
 // Ports opens the sockets that are bound to destinations. Its methods, and those of
 // Listeners, DataPath and Flows, are called from the Manager's goroutine only.
 type Ports interface {
-	// Bind has a socket that is bound to the destination itself do what the Opening
-	// says, and opens it if necessary. On an error none is bound; the error wraps
-	// a system call's.
+	// Bind applies the Opening to the socket that is bound to the destination itself, and opens the
+	// socket if necessary. After an error none is bound; the error wraps a system call's.
 	Bind(policy.Opening) error
 	// Unbind closes that socket. New connections are refused at once.
 	Unbind(service.Destination)

@@ -31,7 +31,7 @@ type Options struct {
 	// MaxBound bounds the sockets of bound ports and those of TakeSockets. Those that
 	// are bound stay; the rest wait until there is room.
 	MaxBound int
-	// Descriptors is who has the descriptors that these leave; nil if there are enough.
+	// Descriptors controls the descriptors that these sockets leave; nil if there are enough.
 	Descriptors Descriptors
 	// ServiceCIDRs are ranges of cluster IPs beside those that the snapshot
 	// names: every address in them is delivered to this node.
@@ -46,8 +46,7 @@ type Options struct {
 	// Clock replaces poll.Nanotime for grace periods in tests.
 	Clock  func() int64
 	Logger zerolog.Logger
-	// Report takes what the log says of a Service's port that cannot be bound. It must
-	// not block.
+	// Report receives the log's text about a Service's port that cannot be bound. It must not block.
 	Report func(svc service.Name, text string)
 }
 
@@ -231,8 +230,7 @@ func (m *Manager) regained() bool {
 	return false
 }
 
-// listen has the protocols open listening sockets for the destinations that need
-// them.
+// listen opens listening sockets for the destinations that need them.
 func (m *Manager) listen(changes []change) (failed []error) {
 	for _, ch := range changes {
 		if ch.old != nil && ch.old.target.Port != 0 {
@@ -251,7 +249,7 @@ func (m *Manager) listen(changes []change) (failed []error) {
 	return failed
 }
 
-// prune has the data paths close what is no longer used.
+// prune makes the data paths close what is no longer used.
 func (m *Manager) prune() {
 	for _, d := range m.options.DataPaths {
 		d.Prune()

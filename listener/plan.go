@@ -99,7 +99,7 @@ func (p *planner) place(d *destination, open bool) {
 	p.put(d.Destination, action, d.own, target)
 }
 
-// put has a destination in at most one set.
+// put puts a destination into the set of its action, and removes it from the others.
 func (p *planner) put(dst service.Destination, action policy.Action, own bool, target redirect.Target) {
 	if action == policy.Accept && !own {
 		p.steer.Set(dst, target)

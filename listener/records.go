@@ -19,8 +19,8 @@ const (
 	refreshPause = 2 * time.Millisecond
 )
 
-// recorder has the records of one event loop flushed and refreshed, whichever
-// data path they are of. It belongs to that loop.
+// recorder flushes and refreshes the records of one event loop, of all data paths. It belongs to
+// that loop.
 type recorder struct {
 	loop    *poll.Loop
 	shard   *conntrack.Shard

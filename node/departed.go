@@ -23,8 +23,8 @@ type departed struct {
 // departures are those of one service port with the annotation.
 type departures struct {
 	port *service.Port
-	// since is when the port got the annotation or the process began, if that is not over:
-	// endpoints that are not in left, and do not serve, went before. Else it is zero.
+	// since is when the port got the annotation or the process began: endpoints that do not serve
+	// and are not in left count as gone then. It is zero once their time has passed.
 	since time.Time
 	left  map[netip.AddrPort]time.Time // endpoints that stopped serving
 	end   time.Time                    // of the earliest time that is not over; zero if all are
@@ -103,8 +103,8 @@ func (p *departures) findEnd() {
 	}
 }
 
-// restart has connections to endpoints that do not serve count as those whose endpoint went now,
-// where the time of such ones is over: those of an earlier process are known only now.
+// restart counts endpoints that do not serve as gone now, if their time has passed: connections of
+// an earlier process to them have become known only now.
 func (d *departed) restart(now time.Time) {
 	for _, p := range d.ports {
 		if p.since.IsZero() {
@@ -128,7 +128,7 @@ func serving(p *service.Port) map[netip.AddrPort]struct{} {
 	return all
 }
 
-// schedule sets the timer to the next end of a time.
+// schedule sets the timer to the earliest end.
 func (d *departed) schedule() {
 	var next time.Time
 	for _, p := range d.ports {
@@ -141,7 +141,7 @@ func (d *departed) schedule() {
 	}
 }
 
-// overdue tells the connections of a service port whose time is over. It does not change.
+// overdue identifies the connections of a service port whose time is over. It is immutable.
 type overdue struct {
 	left  map[netip.AddrPort]struct{} // of these endpoints
 	stays map[netip.AddrPort]struct{} // if not nil: also of all others than these

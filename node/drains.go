@@ -31,7 +31,7 @@ type keptDrains struct {
 // drainsPrefix begins the names of pins; the cookie of the network namespace follows.
 const drainsPrefix = "drained_"
 
-// keptDrain is a key of the map. Its value is the time since when, in Unix ns.
+// keptDrain is a key of the map. Its value is when the drain began, in Unix ns.
 type keptDrain struct {
 	Addr [16]byte
 	Port uint16
@@ -129,7 +129,7 @@ func removeDrains(dir bpffs.Dir) (removed bool, err error) {
 	return len(pins) > 0, err
 }
 
-// openDrains has what an earlier process has drained in force from the first configuration on.
+// openDrains puts in force, from the first configuration on, what an earlier process has drained.
 func (p *Proxy) openDrains() {
 	if p.config.AdminSocket == Off { // nobody could take them back
 		p.drains = serve.NewDrains(p.drain, nil)

@@ -19,8 +19,8 @@ func (p *Proxy) sendPort(svc service.Name, text string) {
 	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: "FailedToClaimPort", Action: "Listen", Note: text + " (node " + p.config.Policy.NodeName + ")"})
 }
 
-// needEndpoints tells, on an event loop, that connections to a service port wait for its
-// first endpoint. The time makes each event another one.
+// needEndpoints reports that connections to a service port wait for its first endpoint. It runs on
+// an event loop. The time in the note makes each event distinct.
 func (p *Proxy) needEndpoints(port *service.Port) {
 	p.log.Info().Str("object", "Service "+port.Name.Name.String()).Msg("connections wait for endpoints, up to " + port.Hold.String())
 	p.events.Send(kubernetes.Event{

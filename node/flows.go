@@ -32,7 +32,7 @@ type flows struct {
 	ended   chan struct{}    // closed when start has ended
 }
 
-// goBefore has the kernel forward a protocol, in front of its relay.
+// goBefore puts kernel flows of a protocol in front of its relay.
 func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, protocol service.Protocol, relay flow.Relay) {
 	path := f.server.Over(relay, protocol)
 	f.paths = append(f.paths, path)
@@ -51,7 +51,7 @@ func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, proto
 }
 
 // The default of --max-flows is kube-proxy's rule for connection tracking (--conntrack-max-per-core,
-// --conntrack-min), in at most a part of the memory: the kernel has that for flows from the start.
+// --conntrack-min), in at most a part of the memory, which the kernel allocates at the start.
 const (
 	flowsPerCPU = 32768
 	leastFlows  = 131072
@@ -98,7 +98,8 @@ func (p *Proxy) relayAll(why error) error {
 	return nil
 }
 
-// withoutFlows says why a process gives up a take-over: it would cut what the running one forwards.
+// withoutFlows is the error of a process that gives up a take-over because it would cut what the
+// running one forwards.
 const withoutFlows = "the running sluice has kernel flows and serves on: this one cannot have them: %w; --datapath relay begins once that one has ended, and cuts its connections"
 
 // openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.
@@ -162,14 +163,15 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 // relaysAll reports whether the kernel is to forward nothing.
 func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
 
-// followSession tells kernel flows of the relay's UDP sessions, whose further datagrams it gets too.
+// followSession reports the relay's UDP sessions to kernel flows, which leave their datagrams to the
+// relay.
 func (p *Proxy) followSession(client, vip netip.AddrPort, open bool) {
 	if p.flows != nil {
 		p.flows.server.Session(client, vip, open)
 	}
 }
 
-// makeRoom has kernel flows give up a UDP session for one that is to be relayed.
+// makeRoom makes kernel flows end a UDP session, so that the relay may begin one.
 func (p *Proxy) makeRoom(name service.PortName, end conntrack.End) {
 	if p.flows != nil {
 		p.flows.server.MakeRoom(name, end)
@@ -209,8 +211,8 @@ func (p *Proxy) startFlows() {
 	f.begun <- f.server.Start()
 }
 
-// flowsBegun puts the kernel's data path in force, once it has started, or has not because of
-// err.
+// flowsBegun puts the kernel's data path in force once it has started. If that failed with err, all
+// is relayed.
 func (p *Proxy) flowsBegun(err error) error {
 	p.flows.settled = true
 	if err != nil {
@@ -230,10 +232,10 @@ func (p *Proxy) flowsBegun(err error) error {
 	return nil
 }
 
-// settling reports whether it is open yet which data path serves. f may be nil.
+// settling reports whether kernel flows are still starting. f may be nil.
 func (f *flows) settling() bool { return f != nil && !f.settled }
 
-// hasBegun returns the channel that has the error, or nil, of the start. f may be nil.
+// hasBegun returns the channel that receives the result of the start. f may be nil.
 func (f *flows) hasBegun() <-chan error {
 	if f == nil {
 		return nil
@@ -261,7 +263,7 @@ func (f *flows) handOver(ctx context.Context) error {
 	}
 }
 
-// changed tells that the node forwards other packets than before. f may be nil.
+// changed is flow.Server.Changed. f may be nil.
 func (f *flows) changed() <-chan struct{} {
 	if f == nil {
 		return nil

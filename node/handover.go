@@ -147,8 +147,8 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 	return err == nil, err
 }
 
-// refusal returns why a process cannot take over, or nil. other is whether it could if this
-// one had ended.
+// refusal returns why a process cannot take over, or nil. other reports whether it can start once
+// this one has ended.
 func (p *Proxy) refusal(h *handover.Hello) (other bool, why error) {
 	if err := h.Fits(); err != nil {
 		return false, err
@@ -308,7 +308,7 @@ func (p *Proxy) linger(ctx context.Context) error {
 
 var errNextGone = errors.New("the next sluice has ended; UDP sessions that it had taken are lost")
 
-// gone reports whether the next process has ended. It says nothing unless it is asked.
+// gone reports whether the next process has ended: while it runs, it sends nothing unasked.
 func gone(c *handover.Conn) bool {
 	_, err := c.Receive(time.Millisecond)
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)

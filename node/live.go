@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// observe begins to keep what is asked for later, if anybody can ask. The process before may add to it.
+// observe begins to keep records and rates for the admin API, if that is served. The previous
+// process may add its own.
 func (p *Proxy) observe() (err error) {
 	o := &p.config
 	if o.AdminSocket == Off && o.PageAddress == "" {
@@ -27,7 +28,7 @@ func (p *Proxy) observe() (err error) {
 	return err
 }
 
-// openLive opens what answers questions about now: the admin socket, and the page.
+// openLive opens the admin socket and the page.
 func (p *Proxy) openLive() error {
 	if p.view == nil {
 		return nil
@@ -41,7 +42,7 @@ func (p *Proxy) openLive() error {
 	return p.openWeb(answers)
 }
 
-// answers returns what the answers of the admin API are made from.
+// answers returns the sources of the admin API's answers.
 func (p *Proxy) answers() serve.Options {
 	o := &p.config
 	return serve.Options{
@@ -68,7 +69,7 @@ func (p *Proxy) answers() serve.Options {
 	}
 }
 
-// choosing returns what new connections to a service port meet.
+// choosing returns how endpoints are chosen for new connections to a service port.
 func (p *Proxy) choosing(port *service.Port) live.Choosing {
 	if port.Name.Protocol == service.UDP {
 		return live.Choosing{Balancer: p.datagram.Choosing(port)}

@@ -46,7 +46,7 @@ type dataPathMetric struct{ proxy *Proxy }
 
 const dataPathHelp = "Always 1; its labels name the data path in use, and why it is the relay."
 
-// nodeClientsHelp is of the same for clients on the node itself.
+// nodeClientsHelp is the help of the same metric for clients on the node itself.
 const nodeClientsHelp = "Always 1; its labels name the data path of new connections of this node's own clients, and why it is the relay."
 
 var (

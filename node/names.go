@@ -16,7 +16,7 @@ type DNS struct {
 	Forward   []netip.AddrPort // resolvers for other names
 }
 
-// names are the DNS server, and the names that it knows; run's goroutine has both.
+// names are the DNS server, and the names that it knows. run's goroutine owns both.
 type names struct {
 	server  *dns.Server // nil until the sockets are open
 	catalog *dns.Catalog

@@ -40,8 +40,8 @@ func (p *Proxy) servePage(ctx context.Context) {
 	p.page.Keep(ctx, webRetry, p.tellServed("the page is", func(error) {}))
 }
 
-// tellServed returns a function that logs, once each, that something is not served, which
-// it also tells failed, and that it is again.
+// tellServed returns a function that logs once that something is not served, with the error, and
+// once that it is served again. It calls failed with the error.
 func (p *Proxy) tellServed(what string, failed func(error)) func(error) {
 	var failing once.Trouble
 	return func(err error) {

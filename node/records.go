@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// remind has the access log write records of open connections until ctx ends.
+// remind writes records of open connections to the access log until ctx ends.
 func (p *Proxy) remind(ctx context.Context) {
 	interval := p.config.RecordInterval
 	tick := time.NewTicker(max(interval/8, 250*time.Millisecond))

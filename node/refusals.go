@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// refusalInterval is how often refusals are told.
+	// refusalInterval is how often refusals are reported.
 	refusalInterval = time.Second
-	// maxRefusalsTold bounds the clients and destinations that are told each time: those
-	// with the most packets.
+	// maxRefusalsTold bounds the clients and destinations of one report: those with the most
+	// packets.
 	maxRefusalsTold = 256
 )
 
@@ -62,7 +62,7 @@ func (r *refusals) notAdmitted(list []conntrack.Refusal, packets uint64) {
 	r.add(conntrack.NotAdmitted, packets, list...)
 }
 
-// add counts packets, of which a list tells.
+// add counts packets; list has their clients and destinations, as far as known.
 func (r *refusals) add(reason conntrack.End, packets uint64, list ...conntrack.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +107,7 @@ func (r *refusals) take() (list []conntrack.Refusal, totals [len(refusalReasons)
 	return list, r.byFlow
 }
 
-// tellRefusals tells each second what was refused or dropped, until ctx ends.
+// tellRefusals reports each second what was refused or dropped, until ctx ends.
 func (p *Proxy) tellRefusals(ctx context.Context) {
 	tick := time.NewTicker(refusalInterval)
 	defer tick.Stop()
@@ -122,7 +122,7 @@ func (p *Proxy) tellRefusals(ctx context.Context) {
 	}
 }
 
-// tellRefused tells what was refused or dropped since the last time. counter may be nil.
+// tellRefused reports what was refused or dropped since the last report. counter may be nil.
 func (p *Proxy) tellRefused(counter redirect.Counter) {
 	r := &p.refusals
 	list, totals := r.take()

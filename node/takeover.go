@@ -22,7 +22,7 @@ type predecessor struct {
 	sessions int // UDP sessions that have moved here
 }
 
-// hasMoved returns the channel that tells of connections that have moved here. b may be nil.
+// hasMoved returns the channel that receives when connections have moved here. b may be nil.
 func (b *predecessor) hasMoved() <-chan struct{} {
 	if b == nil {
 		return nil
@@ -66,8 +66,8 @@ func (p *Proxy) begin() (err error) {
 	}
 }
 
-// greet asks the running process for its place. If that process steers otherwise, it ends, and
-// this one starts as after any other: then again is true.
+// greet asks the running process to hand over. If that process steers otherwise, it ends instead,
+// and again is true: this one then starts as after any other process.
 func (p *Proxy) greet() (again bool, err error) {
 	conn := p.before.conn
 	hello := handover.Hello{
@@ -103,7 +103,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	return false, nil
 }
 
-// numbers names those of the steering.
+// numbers describes the marks, routing tables and reply ports of the steering.
 func (p *Proxy) numbers() string {
 	s, replies, ports := &p.config.Steering, p.steer.Traits().Replies, "off"
 	if replies.Diverted {
@@ -113,7 +113,7 @@ func (p *Proxy) numbers() string {
 	return fmt.Sprintf("marks %#x, %#x and %#x, routing tables %d and %d, reply ports %s", r.SteerMark, r.ReplyMark, s.SocketMark, r.SteerTable, r.ReplyTable, ports)
 }
 
-// replace has the running process end, and takes the lock.
+// replace stops the running process, and takes the lock.
 func (p *Proxy) replace() error {
 	conn := p.before.conn
 	defer conn.Close()
