@@ -154,7 +154,7 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 // nodePeers are paths that clients on the node itself can take.
 var nodePeers = []string{"direct", "sluice", "sluice-base", "sluice-kernel", "sluice-kernel-base"}
 
-// onNode has the clients of a column be on the node itself.
+// onNode moves the clients of a column to the node itself.
 func onNode(run func(*stage) (figures, error)) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
 		if err := s.awaitNode(); err != nil {

@@ -50,8 +50,8 @@ func (o syncOptions) options(builds peer.Builds, public bool) (scale.Options, er
 	return s, nil
 }
 
-// parseSize reads a number of services, or 5006x50: with so many endpoints each. An
-// EndpointSlice has 100 endpoints at most.
+// parseSize reads a number of services, or 5006x50 for 50 endpoints of each. An EndpointSlice has
+// 100 endpoints at most.
 func parseSize(text string) (size scale.Size, err error) {
 	services, each, given := strings.Cut(text, "x")
 	if size.Services, err = strconv.Atoi(services); err == nil {

@@ -45,9 +45,9 @@ type world struct {
 	running       *netns.Cmd // the cache; nil while there is none
 }
 
-// TestNodeLocalDNSCache has the cache come to a node that has DNS traffic, or be there first,
-// stop, and come again. The cache and its Service kube-dns-upstream answer while it is
-// there, and endpoints while it is not.
+// TestNodeLocalDNSCache starts the cache on a node that has DNS traffic, or before that, stops it
+// and starts it again. The cache and its Service kube-dns-upstream answer while it is there, and
+// endpoints while it is not.
 func TestNodeLocalDNSCache(t *testing.T) {
 	sluice, cache := build(t, "../..", "./cmd/sluice"), build(t, ".", "./cache")
 	for _, datapath := range []string{"relay", "kernel"} {

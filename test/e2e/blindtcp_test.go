@@ -62,8 +62,8 @@ func nextSequence(t *testing.T, c net.Conn) (next uint32) {
 	return next
 }
 
-// TestSegmentOutsideOfTheWindow sends one segment that no window lets pass, and closes the
-// connection. Its record is there long before it would be idle, and has its real duration and bytes.
+// TestSegmentOutsideOfTheWindow sends one segment outside of the window, and closes the connection.
+// The record comes long before the idle timeout, with the real duration and bytes.
 func TestSegmentOutsideOfTheWindow(t *testing.T) {
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
@@ -85,10 +85,10 @@ func TestSegmentOutsideOfTheWindow(t *testing.T) {
 	}
 }
 
-// TestForgedSYNsTakeNoConnection has a host send SYNs in a client's name: to a Service of its own, to
-// the client's Service, and to the endpoint of both. The node drops them. The client connects to
-// the endpoint and to its Service by the same ports. Its connections go on, and nothing answers it from
-// the host's Service.
+// TestForgedSYNsTakeNoConnection sends SYNs from a host with a client's address: to the host's own
+// Service, to the client's Service, and to the endpoint of both. The node drops them. The client
+// connects to the endpoint and to its Service from the same ports. Its connections go on, and the
+// host's Service never answers it.
 func TestForgedSYNsTakeNoConnection(t *testing.T) {
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestReadersThatStopShareMemory has many clients and endpoints that read 16 MiB and
-// stop: only so many of them as --max-bulk-buffers says pin large buffers on the node.
-// The places are free again when streams are quiet, and when they end.
+// TestReadersThatStopShareMemory plays clients and endpoints that read 16 MiB and stop: at most
+// --max-bulk-buffers of them hold large buffers on the node. A quiet or ended stream returns its
+// buffers.
 func TestReadersThatStopShareMemory(t *testing.T) {
 	rounds, most := 4, 2
 	if full() {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// forcedWay is a way by which a client can have the relay serve it, past kernel flows.
+// forcedWay is how a client gets to the relay, past kernel flows.
 type forcedWay struct {
 	name       string
 	network    string
@@ -120,9 +120,9 @@ func (f *forced) reaches(w *forcedWay, to netip.AddrPort, patience time.Duration
 	return false
 }
 
-// TestClientsForceNothingPastRules has a client try all ways to the relay that docs/datapath.md
-// names. Without rules for forwarded packets it is served. Where network policies deny it the endpoint,
-// docs/network-policy.md says what it gets, and Sluice says that it refuses the client.
+// TestClientsForceNothingPastRules tries all ways to the relay that docs/datapath.md names. Without
+// rules for forwarded packets the client is served. Where a network policy denies it the endpoint,
+// it gets what docs/network-policy.md says, and Sluice logs the refusal.
 func TestClientsForceNothingPastRules(t *testing.T) {
 	t.Parallel()
 	c := netns.NewCluster(t)
@@ -202,7 +202,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 	}
 }
 
-// awaitLogs waits until the proxy has said something so many times.
+// awaitLogs waits until the proxy has logged something a number of times.
 func (p *proxy) awaitLogs(what string, times int) {
 	p.t.Helper()
 	wait.Until(p.t, fmt.Sprintf("the log says %q %d times", what, times), startTimeout, func() bool { return strings.Count(p.stderr.String(), what) >= times })

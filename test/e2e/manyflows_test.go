@@ -99,7 +99,7 @@ func TestManyOpenFlows(t *testing.T) {
 	}
 }
 
-// wantFlows waits until the kernel forwards so many connections.
+// wantFlows waits until the kernel forwards n connections.
 func (p *proxy) wantFlows(n int) {
 	p.t.Helper()
 	p.awaitMetrics(fmt.Sprintf("%d flows", n), func(m map[string]float64) bool { return int(m["sluice_flows"]) == n })

@@ -69,7 +69,7 @@ func playMovers(t *testing.T, splice string) {
 	m.checkRecords(t)
 }
 
-// talk has so many clients talk at any time.
+// talk starts clients that talk all the time.
 func (m *movers) talk(t *testing.T, talkers int) {
 	to := m.web.destinations(m.lab)
 	for i := range talkers {
@@ -94,7 +94,7 @@ func (m *movers) talk(t *testing.T, talkers int) {
 	}
 }
 
-// talked waits until so many more talks have begun.
+// talked waits until more talks have begun.
 func (m *movers) talked(t *testing.T, more int) {
 	t.Helper()
 	from := m.count.Load()
@@ -106,8 +106,8 @@ func (m *movers) talked(t *testing.T, more int) {
 	})
 }
 
-// takeOver has a process take over from the one before, once so many talks more have begun, and
-// in the middle of so many dials.
+// takeOver starts the next process, which takes over, once more talks have begun, and in the middle
+// of dials.
 func (m *movers) takeOver(t *testing.T, talks, dials int) {
 	t.Helper()
 	m.talked(t, talks)
@@ -148,8 +148,8 @@ func (m *movers) end(t *testing.T) {
 	m.p.stop()
 }
 
-// newMovers starts a proxy, and opens so many connections of each kind, and so many idle ones.
-// Talks send a piece in each interval of pace, if it is not 0.
+// newMovers starts a proxy, and opens connections of each kind, and idle ones. Talks send a piece in
+// each interval of pace, if it is not 0.
 func newMovers(t *testing.T, mode mode, each, idlers int, pace time.Duration, flags ...string) *movers {
 	t.Helper()
 	lab := netns.NewLab(t, 2)
@@ -293,7 +293,7 @@ func (m *movers) mute(t *testing.T, silent bool) {
 	}
 }
 
-// finish has all connections but the talks come to their end.
+// finish brings all connections but the talks to their end.
 func (m *movers) finish(t *testing.T) {
 	t.Helper()
 	buf := make([]byte, 64<<10)

@@ -92,7 +92,7 @@ func TestPromise7_SessionsMove(t *testing.T) {
 	})
 }
 
-// movesRelayed are flags by which the relay has so many sessions.
+// movesRelayed are flags for the relay, with room for all sessions.
 var movesRelayed = []string{"--datapath", "relay", "--max-udp-sessions", "2000"}
 
 // playNumbered plays again if datagrams are lost while the kernel drops packets, of whichever
@@ -154,7 +154,7 @@ func newNumbered(t *testing.T, m mode, sessions int) *numbered {
 	return n
 }
 
-// open begins so many sessions, the first few of them busy.
+// open begins sessions, the first few of them busy.
 func (n *numbered) open(t *testing.T, targets []string, sessions int) {
 	t.Helper()
 	for i := range sessions {

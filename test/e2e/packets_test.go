@@ -270,8 +270,8 @@ func (c *packetClients) answered(m *member, s memberState) {
 // request is what a connection asks: its number.
 func request(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)) }
 
-// each has some members connect, or ask once if they are connected, at most so many at a
-// time. What stays without an answer is sent again.
+// each connects members, or asks once on those that are connected, at most atOnce at a time. It
+// repeats what gets no answer.
 func (c *packetClients) each(from, to, atOnce int, next memberState) {
 	c.t.Helper()
 	began := time.Now()

@@ -225,11 +225,10 @@ func inFlight(t *testing.T, c *net.TCPConn) (segments uint32) {
 	return info.Unacked
 }
 
-// TestSlowReadersHoldLittleMemory has clients and endpoints that never read, and
-// others that read for a while and stop. The kernel's memory for each of them on
-// the node must be bounded, however much is sent. It takes what it told the writer that it
-// takes: what it dropped, a reader that reads again would get when the writer's kernel sends it
-// again, after seconds.
+// TestSlowReadersHoldLittleMemory plays clients and endpoints that never read, and others that read
+// for a while and stop. The kernel's memory for each of them on the node must be bounded, however
+// much is sent. It must accept what its window has promised: dropped bytes would reach a reader that
+// reads again only after the writer's retransmission, seconds later.
 func TestSlowReadersHoldLittleMemory(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)

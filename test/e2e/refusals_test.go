@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// turnedAway is a client's attempt that no endpoint may see, and what is told of it.
+// turnedAway is a client's attempt that reaches no endpoint, and what the commands report of it.
 type turnedAway struct {
 	to, service, reason string
 }

@@ -103,8 +103,8 @@ func play(ctx context.Context, selected []*mutation, parallel int) error {
 	return nil
 }
 
-// applyAll applies mutations, so many at a time, and says how each came out. It gives
-// the number of those that were missed.
+// applyAll applies mutations, some in parallel, and prints the result of each. It returns the number
+// of missed ones.
 func (r *runner) applyAll(ctx context.Context, list []*mutation, parallel int) int {
 	next := make(chan *mutation)
 	var missed atomic.Int64

@@ -1,6 +1,6 @@
 package main
 
-// names are mistakes about names of Services, manifests of developers, and what people are told.
+// names are mistakes about names of Services, developers' manifests, and messages.
 var names = []mutation{
 	{
 		name: "help-differs", what: "--help says something else than the documentation",

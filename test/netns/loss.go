@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
-// Lose has one of so many packets vanish in the network that an interface sends and that are
-// longer than so many bytes, until stop: their sender takes them for sent. oneOf is a power of 2.
+// Lose drops one of oneOf packets that an interface sends and that are longer than longer bytes,
+// until stop. The sender takes them for sent. oneOf is a power of 2.
 func (h *Host) Lose(t testing.TB, ifname string, longer, oneOf int32) (stop func()) {
 	t.Helper()
 	const loopback, ingress = 1, 1 // whoever takes a packet back has not lost it: lo drops it, as it is for others

@@ -32,7 +32,7 @@ type kind struct {
 	vip   string
 	port  uint16
 	serve func(t *testing.T, hosts []*netns.Host, port uint16)
-	// clients returns so many clients with a connection each. A call makes a request.
+	// clients returns n clients with a connection each. A call makes a request.
 	clients func(t *testing.T, from *netns.Host, address string, n int) []func() error
 }
 

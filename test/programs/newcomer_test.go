@@ -100,7 +100,7 @@ func (d *developer) start(log *output.Text, name string, args ...string) *netns.
 	return c
 }
 
-// says expects the output of a command, by and by.
+// says waits for the output of a command.
 func (d *developer) says(want string, name string, args ...string) {
 	d.t.Helper()
 	wait.For(d.t, fmt.Sprintf("%s %v says %q", name, args, want), time.Minute, func() error {

@@ -386,9 +386,9 @@ func exchangeOver(p *peer, seed uint64, messages int) error {
 	return exchangeWhile(p, seed, 64<<10, func(i int) bool { return i < messages })
 }
 
-// exchangeWhile sends messages of at most so many bytes to an echo while more, which is told how
-// many it has sent, returns true. It checks that each comes back once, as it was, and in its
-// stream's order unless it is unordered. Then it shuts the association down.
+// exchangeWhile sends messages of at most size bytes to an echo while more returns true for the
+// number of sent ones. It checks that each comes back once, as it was, and in its stream's order
+// unless it is unordered. Then it shuts the association down.
 func exchangeWhile(p *peer, seed uint64, size int, more func(i int) bool) error {
 	defer p.abort()
 	r := rand.New(rand.NewPCG(seed, 1))

@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
-// refusals: what is refused or dropped is counted, with its client and reason, and told once.
+// refusals expects that what is refused or dropped is counted, with its client and reason, and
+// reported once.
 func refusals(t *testing.T, m Mode) {
 	s := newStage(t, m, 0)
 	counter, counts := s.steer.(redirect.Counter)
@@ -40,7 +41,7 @@ func refusals(t *testing.T, m Mode) {
 	s.refusal(t, counter, redirect.NoLocalEndpoints, Silence, dropped)
 }
 
-// refusal checks what is told of a client's attempts.
+// refusal checks the report about a client's attempts.
 func (s *stage) refusal(t *testing.T, counter redirect.Counter, reason redirect.Reason, answer string, ds []service.Destination) {
 	t.Helper()
 	before, err := counter.Refused()

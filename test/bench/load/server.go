@@ -145,8 +145,7 @@ func (s *server) run() {
 	}
 }
 
-// accept takes a few of the waiting connections, never so many that the open ones
-// have to wait.
+// accept takes a few of the waiting connections, so that open ones do not wait.
 func (s *server) accept(listener int, port uint16) {
 	events := uint32(unix.EPOLLIN)
 	if port == PortSource {

@@ -56,8 +56,8 @@ func newAPI(l net.Listener, c *cluster) (*api, error) {
 	return serve(l, services, slices, *c.node(), *c.cidr())
 }
 
-// Serve answers on a listener as an API server with one Service, and so many others beside
-// it whose endpoints do not answer. The caller closes the listener.
+// Serve answers on a listener as an API server with one Service, and with others whose endpoints do
+// not answer. The caller closes the listener.
 func Serve(l net.Listener, others Size, service corev1.Service, slice discoveryv1.EndpointSlice, node corev1.Node) error {
 	c := &cluster{Size: Size{others.Services + 2, others.Each}}
 	services, slices := []corev1.Service{service}, []discoveryv1.EndpointSlice{slice}
