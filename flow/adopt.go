@@ -185,6 +185,48 @@ func (w *worker) adopt(path *Path, st *state) {
 	}
 }
 
+// takeOthers has the programs go on with UDP sessions of another version's, before it begins new ones.
+// Later, adopt finds them among the flows of an earlier process.
+func (s *Server) takeOthers() {
+	n := 0
+	err := s.pins.TakeOthers(func(list []bpf.KernelFlow) []bool {
+		taken := make([]bool, len(list))
+		_ = s.onLoop(func() error {
+			for i := range list {
+				if taken[i] = s.worker.put(&list[i]); taken[i] {
+					n++
+				}
+			}
+			return nil
+		})
+		return taken
+	})
+	if err != nil {
+		s.log.Info().Str("because", err.Error()).Msg("kernel flows: UDP sessions of an earlier version begin anew")
+	}
+	if n > 0 {
+		s.log.Info().Int("sessions", n).Msg("kernel flows: took over UDP sessions of an earlier version")
+	}
+}
+
+// put gives a flow of another version an index, and reports whether there was one.
+func (w *worker) put(k *bpf.KernelFlow) bool {
+	index, ok := w.spares.Take()
+	if !ok {
+		return false
+	}
+	own := &w.kernel.Flows[index]
+	k.Generation, k.Service = own.Generation+1, 0 // that version's service ports have other numbers
+	*own = *k
+	if !w.kernel.Index.PutAll(index) {
+		own.State = bpf.KernelStateFREE
+		w.spares.Give(index)
+		return false
+	}
+	w.left++
+	return true
+}
+
 // adoptUnserved stops the kernel from beginning flows of protocols that are no longer served, and
 // adopts the flows of these that an earlier process, with other flags, forwarded: no Apply would.
 func (s *Server) adoptUnserved() {

@@ -93,6 +93,68 @@ func TestFlowsAreAdopted(t *testing.T) {
 	}
 }
 
+// UDP sessions of a version with other maps go on with the next process, whose programs see their
+// datagrams first, with its records; so do they with a process of the version before. Connections go
+// on with the programs that they have.
+func TestSessionsOfAnotherVersionGoOn(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		t.Run(fmt.Sprintf("hidden %v", hidden), func(t *testing.T) { testOtherVersion(t, hidden) })
+	}
+}
+
+func testOtherVersion(t *testing.T, hidden bool) {
+	lab := netns.NewLab(t, 3)
+	var endpoints []netip.AddrPort
+	for _, b := range lab.Backends {
+		b.WitnessTCP(t, 8080)
+		b.WitnessUDP(t, 8080)
+		endpoints = append(endpoints, at(b.IPv4, 8080))
+	}
+	root := netns.MountBPF(t)
+	of := func(flows int, keep bool) func(*Options) { // the maps' size is of their version
+		return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
+	}
+	services := svc(vip4, nil, endpoints...)
+	node := newNode(t, lab, of(4096, true))
+	node.config.MasqueradeAll = hidden
+	node.apply(services)
+	tcp := lab.Client.Connect(t, "tcp", vip4+":80")
+	must.OK(t, must.Err(netns.AskOn(tcp)))
+	var sessions []net.Conn
+	var saw []string
+	for range 24 {
+		udp := lab.Client.Connect(t, "udp", vip4+":80")
+		said, err := question(udp)
+		must.OK(t, err)
+		sessions, saw = append(sessions, udp), append(saw, said)
+	}
+	wait.True(t, "all are known", func() bool { return node.server.Stats().Open == int64(len(sessions))+1 })
+	for turn, flows := range []int{2048, 4096} {
+		node.leave()
+		node = newNode(t, lab, of(flows, turn == 0))
+		node.config.MasqueradeAll = hidden
+		for range 2 { // as the programs find them, and as the process has adopted them
+			for i, udp := range sessions {
+				if said, err := question(udp); err != nil || said != saw[i] {
+					t.Errorf("turn %d, session %d: the endpoint sees %q, and before %q; %v", turn, i, said, saw[i], err)
+				}
+			}
+			must.OK(t, must.Err(io.WriteString(tcp, "ping")))
+			must.OK(t, must.Err(io.ReadFull(tcp, make([]byte, 4))))
+			node.apply(services)
+		}
+	}
+	if got, want := node.server.Stats().Open, int64(len(sessions))+1; got != want {
+		t.Errorf("%d flows were adopted, want %d", got, want)
+	}
+	node.finish()
+	for _, r := range node.taken() {
+		if r.Protocol == service.UDP && (r.End != conntrack.Shutdown || r.Port == nil || r.Endpoint == nil || r.BytesFromClient != 5*uint64(len("who?"))) {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // atRest is how long a connection has to be quiet for the next process in TestAdoptedFlowsEndInTime.
 const atRest = time.Millisecond
 

@@ -197,10 +197,13 @@ func (s *Server) Start() (err error) {
 	if err := s.onLoop(s.worker.start); err != nil {
 		return err
 	}
+	if s.pins != nil {
+		s.pins.DisarmOthers()
+		s.takeOthers()
+	}
 	s.adoptUnserved()
 	s.inherit()
 	if s.pins != nil {
-		s.pins.DisarmOthers()
 		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {
 			if s.left.Load() {
 				return // another version may be the next process's

@@ -6,7 +6,8 @@ import (
 )
 
 // Index finds a flow by a packet's tuple, and lies in memory that is shared with BPF:
-// index.h describes it. BPF enters tuples, and both sides take them out. Its methods are
+// index.h describes it. BPF enters tuples, userspace those of other versions' sessions (PutAll); both
+// sides take them out. Its methods are
 // safe for concurrent use with BPF, but not with each other.
 type Index struct {
 	Buckets []KernelBucket // a power of two
@@ -87,6 +88,50 @@ func (x *Index) Find(t *KernelTuple) Reference {
 		}
 	}
 	return 0
+}
+
+// Put enters a tuple, while BPF does not. It reports false if it is there, or if there is no room.
+func (x *Index) Put(t *KernelTuple, r Reference) bool {
+	if x.Find(t) != 0 {
+		return false
+	}
+	hash := x.Hash(t)
+	home := x.Place(hash, 0)
+	for n := range Places {
+		if n == 1 {
+			atomic.AddUint64(&home.Moved, 1) // first: whoever finds the slot knows that
+		}
+		if x.Place(hash, n).put(hash, r) {
+			return true
+		}
+	}
+	atomic.AddUint64(&home.Moved, ^uint64(0))
+	return false
+}
+
+func (b *KernelBucket) put(hash uint64, r Reference) bool {
+	for i := range b.Slot {
+		if atomic.CompareAndSwapUint64(&b.Slot[i], 0, hash>>32<<32|uint64(r)) {
+			return true
+		}
+	}
+	return false
+}
+
+// PutAll enters all tuples of a flow, or none. The way there is the last one.
+func (x *Index) PutAll(flow uint32) bool {
+	roles := []KernelRole{KernelRoleTO_CLIENT, KernelRoleUNMASQUERADE, KernelRoleMASQUERADE, KernelRoleTO_ENDPOINT}
+	if x.flows[flow].Options&KernelOptionOPTION_MASQUERADE == 0 {
+		roles = []KernelRole{KernelRoleTO_CLIENT, KernelRoleTO_ENDPOINT}
+	}
+	for _, role := range roles {
+		r := ReferenceTo(flow, role)
+		if t := x.Tuple(r); !x.Put(&t, r) {
+			x.EraseAll(flow)
+			return false
+		}
+	}
+	return true
 }
 
 // Exchange replaces the reference that a tuple has to a flow by another one, or removes it (0). It

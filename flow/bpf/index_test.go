@@ -7,32 +7,6 @@ import (
 	"testing"
 )
 
-// put enters a tuple, as put in index.h does. It reports false if there is no room. (The
-// models of packets have BPF find what this puts, and put what is found here.)
-func (x *Index) put(t *KernelTuple, r Reference) bool {
-	hash := x.Hash(t)
-	for n := range Places {
-		b := x.Place(hash, n)
-		if i := b.empty(); i >= 0 {
-			b.Slot[i] = hash>>32<<32 | uint64(r)
-			if n > 0 {
-				x.Place(hash, 0).Moved++
-			}
-			return true
-		}
-	}
-	return false
-}
-
-func (b *KernelBucket) empty() int {
-	for i, slot := range b.Slot {
-		if slot == 0 {
-			return i
-		}
-	}
-	return -1
-}
-
 // TestIndexModel enters and erases all tuples that an index is made for. Each has room, is found
 // until it is erased, and nothing else is.
 func TestIndexModel(t *testing.T) {
@@ -71,7 +45,7 @@ func TestIndexModel(t *testing.T) {
 			if has[r] {
 				continue
 			}
-			if has[r] = x.put(&tuple, r); !has[r] {
+			if has[r] = x.Put(&tuple, r); !has[r] {
 				refused++
 			}
 		}

@@ -123,7 +123,7 @@ func (x *tested) load(t testing.TB) {
 	x.served, x.relayed, x.fragments = nil, nil, make(map[modelFragment]bool)
 	for key, e := range x.m.entries {
 		k := keyOf(key)
-		if !x.Index.put(&k, ReferenceTo(uint32(e.flow), e.role)) {
+		if !x.Index.Put(&k, ReferenceTo(uint32(e.flow), e.role)) {
 			t.Fatal("no room for a tuple")
 		}
 	}

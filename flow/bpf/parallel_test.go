@@ -32,7 +32,7 @@ func TestAcknowledgementsTakeNoDataBack(t *testing.T) {
 		Answered: 1, Data: 1,
 	}
 	key := TupleOf(syscall.IPPROTO_TCP, client, endpoint)
-	if !k.Index.put(&key, ReferenceTo(1, KernelRoleTO_ENDPOINT)) {
+	if !k.Index.Put(&key, ReferenceTo(1, KernelRoleTO_ENDPOINT)) {
 		t.Fatal("no room")
 	}
 	const payload = 100

@@ -53,7 +53,7 @@ func BenchmarkPrograms(b *testing.B) {
 				if role == KernelRoleROLE_NONE {
 					name = c.name + "/" + hook.name + "/none"
 					k.Index.Erase(1, hook.key)
-				} else if !k.Index.put(&hook.key, ReferenceTo(1, role)) {
+				} else if !k.Index.Put(&hook.key, ReferenceTo(1, role)) {
 					b.Fatal("no room")
 				}
 				packet := plainPacket(c.protocol, hook.from, hook.to, 128)

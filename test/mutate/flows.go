@@ -489,6 +489,21 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
 	},
 	{
+		name: "flow-others-left", what: "UDP sessions get another endpoint when a process with other maps takes over",
+		file: "flow/server.go", old: "		s.takeOthers()\n", new: "",
+		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
+	},
+	{
+		name: "flow-others-in-both", what: "a UDP session that another version has taken over is in the first one's maps, too",
+		file: "flow/bpf/others.go", old: "			form.void(at[i])\n", new: "			_ = at[i]\n",
+		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
+	},
+	{
+		name: "flow-others-misread", what: "what another version's maps hold is read as if its names meant the same",
+		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values)", new: "!is || len(other.Values) == 0",
+		pkg: "flow/bpf", test: "TestFlowsOfAnotherVersion",
+	},
+	{
 		name: "flow-fin-at-a-gap", what: "a FIN counts only while the gap before it is open",
 		file: "flow/bpf/track.h", old: "gone_ahead || p->ack == f->fin[!from]", new: "gone_ahead",
 		pkg: "flow", test: "TestEndBehindAGapIsSeen",
