@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// A process has adopted the flows of the one before when its first policy is in force. One that began
-// between the two, and ended, would be adopted too, and its index released twice.
+// A process adopts the previous one's flows when its first policy is in force. A flow that began
+// after its start, and has ended, must not be adopted: its index would be released twice.
 func TestFirstPolicyFindsFlowsAdopted(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)

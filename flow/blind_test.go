@@ -45,9 +45,9 @@ func sendSegment(t *testing.T, h *netns.Host, from, to netip.AddrPort, sequence,
 	}))
 }
 
-// Somebody who knows all of a connection but its sequence numbers does not end it: neither
-// where the node drops what comes in the client's name, nor where the endpoint judges it. What
-// lies outside of the window does not keep the record from being written, either.
+// An attacker who knows all of a connection but its sequence numbers cannot end it, whether the node
+// drops the forged packets or the endpoint judges them. Segments outside of the window do not delay
+// the record.
 func TestBlindResetEndsNoConnection(t *testing.T) {
 	t.Parallel()
 	for _, guarded := range []bool{false, true} {
@@ -66,7 +66,7 @@ func TestBlindResetEndsNoConnection(t *testing.T) {
 			wait.True(t, "the flow is open", n.hasOpenFlow)
 			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
 			k := n.openFlow()
-			// Places that are no real number: those that are would be guessed.
+			// Places without a real sequence number: any other would be a correct guess.
 			first := k.Way[0].End + 1<<28
 			had := n.server.Stats().Kernel["translated"]
 			for round := range uint32(9) {

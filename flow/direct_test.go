@@ -71,8 +71,8 @@ func (m *mixed) end(sides [2]net.Conn, how int) {
 	_ = last.Close()
 }
 
-// Clients that ask a Service, another one with the same endpoint, and that endpoint itself, from
-// few ports, get answers from where they have asked, whichever comes first and however it ends.
+// Clients that ask two Services with one endpoint, and that endpoint itself, from few ports, get
+// each answer from the address that they asked, in any order and after any kind of end.
 func TestClientsMixServicesAndEndpoints(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
@@ -134,8 +134,8 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 	}
 }
 
-// A client's own connection to an endpoint has another port there by a flow that is over. One that
-// hides the client leaves it that port, and takes another one itself.
+// A client's own connection to an endpoint keeps the port that a flow, now over, made it take. A new
+// flow that hides the client takes another port.
 func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
 	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// Connections that the table begins after a process has started, and before that adopts flows, go to
-// the next endpoint if theirs refuses them. Their clients need not send again.
+// Connections that the table begins between a process's start and its adoption of flows go to the
+// next endpoint if theirs refuses them. Their clients need not send again.
 func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
@@ -56,8 +56,9 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 	}
 }
 
-// A handshake goes on if a process has its SYN and another one takes over: when its endpoint refuses it, or
-// has another connection with its ports, the client's next SYN goes on. It has one record.
+// A handshake survives the end of the process that has its SYN: if the endpoint refuses it, or has
+// another connection with its ports, the client's next SYN goes to the next endpoint. There is one
+// record.
 func TestHandshakesGoOnInTheNextProcess(t *testing.T) {
 	t.Parallel()
 	for _, refuses := range []bool{false, true} {

@@ -103,8 +103,8 @@ func TestLingers(t *testing.T) {
 	}
 }
 
-// A reset ends a connection whatever came before, unless its sender was done with it: then it answers
-// a segment that came twice, such as a FIN that was sent again.
+// A reset ends a connection whatever came before, unless its sender had finished: then it answers a
+// repeated segment, such as a FIN.
 func TestEndOf(t *testing.T) {
 	const (
 		clientFin, endpointFin     = bpf.KernelSeenCLIENT_FIN, bpf.KernelSeenENDPOINT_FIN
@@ -134,8 +134,8 @@ func TestEndOf(t *testing.T) {
 	}
 }
 
-// A client may begin a connection by the ports of one whose end is still to be told. The index of that
-// is released once: two flows would have it otherwise.
+// A client may begin a connection with the ports of one whose end is not reported yet. The old one's
+// index is released once: otherwise two flows would get it.
 func TestReplacedFlowIsReleasedOnce(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)

@@ -74,8 +74,8 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 	}))
 }
 
-// Nobody moves a session by an ICMP error about a datagram that he has not seen: neither one that
-// was answered, nor one that was not. A refusal of what was sent is believed.
+// An attacker cannot move a session, answered or not, by an ICMP error about a datagram that he has
+// not seen. A refusal of a sent datagram is believed.
 func TestForgedRefusalMovesNoSession(t *testing.T) {
 	t.Parallel()
 	for _, vip := range []string{vip4, vip6} {

@@ -45,8 +45,8 @@ func (n *node) awaitForwarding(vip string, want bool) {
 	})
 }
 
-// A family is relayed while the node does not forward it, from the start on or later, also at
-// one interface alone. The other family is not concerned.
+// A family is relayed while the node, or one interface, does not forward it, at the start or later.
+// The other family is not affected.
 func TestForwardingIsFollowed(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
@@ -84,7 +84,7 @@ func TestForwardingIsFollowed(t *testing.T) {
 	}
 }
 
-// A node that forwards nothing serves once it does, or does not begin.
+// On a node that forwards nothing, New fails, unless the Server waits until the node forwards.
 func TestNothingIsForwardedAtTheStart(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)

@@ -19,9 +19,9 @@ import (
 // long is the length of a packet that gets lost.
 const long = 400
 
-// A connection ends for BPF too if its last data was lost on its way to the node, and the end was not:
-// the FIN counts once it is acknowledged, though the data that is sent again does not have it, and an
-// RST that the receiver believes without another word, as it follows the last block that it has.
+// A connection ends for BPF too if its last data was lost before the node, and its end was not. The
+// FIN counts once it is acknowledged, although the repeated data lacks it. An RST counts that the
+// receiver believes silently because it follows the last block that it has.
 func TestEndBehindAGapIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -82,8 +82,8 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 	}
 }
 
-// A client's RST may come by before the data in front of it, which another CPU handles, and come to the
-// endpoint behind that: the connection ends for BPF too, also if no process was there to ask the client.
+// A client's RST may pass BPF before data that another CPU handles, and reach the endpoint after it.
+// The connection ends for BPF too, even if no process ran that could challenge the client.
 func TestResetBeforeItsDataIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, away := range []bool{false, true} {

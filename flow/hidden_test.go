@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestHiddenClientsAreTheTables: the table hides clients as policy says (A3.8): behind the address by
-// which the kernel reaches the endpoint, and a port that nobody has there. A client may use its port
-// again at once. Records have what the endpoint sees.
+// TestHiddenClientsAreTheTables: the table hides clients as policy says (A3.8), behind the address
+// that the kernel uses towards the endpoint and a free port. A client may reuse its port at once.
+// Records have the address that the endpoint sees.
 func TestHiddenClientsAreTheTables(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	nodes := [][]netip.Addr{{netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1")}, {netip.MustParseAddr("10.2.2.1"), netip.MustParseAddr("fd00:2:2::1")}}
@@ -78,8 +78,9 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 	}
 }
 
-// TestPodsPassPolicyLocal: the table has pods reach endpoints on other nodes by a Service's external
-// addresses, despite policy Local, and shows them. Nobody else reaches these (A3.5, A3.6).
+// TestPodsPassPolicyLocal: by a Service's external addresses, pods reach endpoints on other nodes
+// despite policy Local, with their own address. Other clients do not (A3.5, A3.6). The table decides
+// that.
 func TestPodsPassPolicyLocal(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].WitnessTCP(t, 8080)

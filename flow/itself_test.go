@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// An endpoint that asks its own Service by the port at which it serves is answered, as programs do that
-// send and receive by one socket. Between the hooks it has another port, or nobody could tell its
+// An endpoint that asks its own Service from the port at which it serves, as programs with one
+// socket do, gets an answer. Between the hooks it has another port, which distinguishes its
 // questions from its answers.
 func TestEndpointAsksItselfByItsPort(t *testing.T) {
 	t.Parallel()

@@ -92,7 +92,7 @@ type node struct {
 	relay  *noRelay
 	end    func()
 	left   bool
-	// release has other tests get the maps and programs; nil: they must not.
+	// release passes the maps and programs on to other tests; nil: they must not get them.
 	release func()
 	ports   []*service.Port // of the last change
 
@@ -140,7 +140,7 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 	o := Options{
 		Shortcuts: true,
 		MaxFlows:  4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
-		// No session is to end while a busy machine verifies the programs of the next process.
+		// No session may end while a busy machine verifies the programs of the next process.
 		HalfClosedTimeout: time.Hour, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
 		// As the plan: a thread that is stopped for seconds must not make the relay get a packet.
 		waits:  waits{ask: patience, resend: patience, dead: patience},
@@ -191,7 +191,7 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 	return n
 }
 
-// forgetsSoon has the first datagrams of a session be kept no longer than on a node.
+// forgetsSoon keeps the first datagrams of a session no longer than a node does.
 func (n *node) forgetsSoon() {
 	n.onLoop(func() { n.server.worker.waits.resend = resendable })
 }

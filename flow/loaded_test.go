@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
-// loaded are pinned maps and programs that tests need no more. The next test that wants so many
-// flows gets them, emptied: to load programs, and have the kernel verify them, was most of these
-// tests' CPU time.
+// loaded are pinned maps and programs that tests no longer need. The next test that wants as many
+// flows gets them, emptied: loading and verifying programs takes most of these tests' CPU time.
 var loaded struct {
 	sync.Mutex
 	root   string // a BPF file system
@@ -74,7 +73,7 @@ func closeLoaded() {
 	}
 }
 
-// empty has maps be as a first start finds them, but for the seed, a constant of the programs.
+// empty brings maps to the state of a first start, except the seed, a constant of the programs.
 func empty(k *bpf.Kernel) error {
 	clear(k.Flows)
 	clear(k.Index.Buckets)

@@ -133,8 +133,8 @@ func TestEndOfSessionHidesTheClient(t *testing.T) {
 	})
 }
 
-// The same where an endpoint refuses each of some datagrams: it is given up once, and what
-// the client sends then follows the first one to the next endpoint.
+// The same if an endpoint refuses each of several datagrams: it is given up once, and the client's
+// next datagrams follow the first one to the next endpoint.
 func TestRefusalHidesTheClient(t *testing.T) {
 	t.Parallel()
 	const rounds, datagrams = 100, 50
@@ -166,8 +166,8 @@ func TestRefusalHidesTheClient(t *testing.T) {
 	})
 }
 
-// A session that hid its client leaves nothing that would hide it from an endpoint which may
-// see it now, also where another program takes our sign (tc_index) from the packets.
+// After a session that hid its client, nothing hides the client from an endpoint that may see it
+// now, even if another program removes our sign (tc_index) from the packets.
 func TestEndedSessionHidesNobody(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	server := lab.Backends[0].WitnessUDP(t, 8080)

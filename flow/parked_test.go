@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// A connection that is open for a moment gives its record away. A list shows what it showed
-// before, and so does the record at the end.
+// A connection releases its record after a moment. Lists, and the record at the end, are the same as
+// without that.
 func TestOpenConnectionIsParked(t *testing.T) {
 	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {

@@ -158,7 +158,7 @@ func testOtherVersion(t *testing.T, hidden bool) {
 // atRest is how long a connection has to be quiet for the next process in TestAdoptedFlowsEndInTime.
 const atRest = time.Millisecond
 
-// What is idle ends with the next process, however short the time until the one after that.
+// The next process ends idle flows, however soon another one follows.
 func TestAdoptedFlowsEndInTime(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
@@ -269,8 +269,8 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 	}
 }
 
-// The number of a network namespace's inode, which its pins have in their path, may be that of
-// a later namespace. What was forwarded in the earlier one is not adopted.
+// Pins have the inode number of their network namespace in their path, which a later namespace may
+// get. That one does not adopt the earlier one's flows.
 func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	t.Parallel()
 	root := netns.MountBPF(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// balanced makes a Service one with a load balancer IP and source ranges, with policy Local.
+// balanced gives a Service a load balancer IP, source ranges and policy Local.
 func balanced(ip string, ranges ...string) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -27,7 +27,7 @@ func balanced(ip string, ranges ...string) func(*corev1.Service) {
 	}
 }
 
-// onNode has a change's endpoints be on a node.
+// onNode puts a change's endpoints on a node.
 func onNode(name string, c service.Change) service.Change {
 	for _, s := range c.EndpointSlices {
 		for i := range s.Endpoints {
@@ -56,8 +56,8 @@ func (n *node) isDropped(to string) bool {
 }
 
 // TestSourceRangesAreTheTables: the table serves clients that source ranges admit, and drops what
-// others send (A3.10), of both families, of each Service by its own ranges, and while no process
-// runs. A Service that goes leaves the same ranges to others.
+// others send (A3.10), for both families, by each Service's own ranges, and while no process runs. A
+// Service that goes leaves shared ranges to others.
 func TestSourceRangesAreTheTables(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)

@@ -53,8 +53,8 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 	})
 }
 
-// What the relay of an earlier process served is forgotten, and what that of this one has served
-// since it began is not.
+// A process forgets what an earlier process's relay served, and keeps what its own relay has served
+// since its start.
 func TestRelayOfAnEarlierProcessIsForgotten(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	n := newNode(t, lab, nil)

@@ -166,8 +166,8 @@ func TestAffinityWhileNobodyRuns(t *testing.T) {
 	visit("the last process", "tcp", "udp")
 }
 
-// TestAffinityEnds: a client is forgotten after the window, which connections that the table decides
-// about renew (A5.2).
+// TestAffinityEnds: a client is forgotten after the window. Connections that the table decides about
+// renew it (A5.2).
 func TestAffinityEnds(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	var list []netip.AddrPort
@@ -225,7 +225,7 @@ func (n *node) remembered() (c bpf.KernelClient, pin bpf.KernelPin) {
 	return c, pin
 }
 
-// TestClientsOfAnEarlierProcess: userspace knows them, too.
+// TestClientsOfAnEarlierProcess: userspace remembers clients of an earlier process too.
 func TestClientsOfAnEarlierProcess(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)

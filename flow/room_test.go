@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// openSessions opens so many UDP sessions, and expects an answer in each.
+// openSessions opens UDP sessions, and expects an answer in each.
 func openSessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
 	t.Helper()
 	var conns []net.Conn
@@ -59,7 +59,7 @@ func (n *node) awaitQuiet(open int64, busy netip.AddrPort) {
 	})
 }
 
-// keepBusy has a session look as if it were always in use. It reports whether there is one.
+// keepBusy makes a session look always in use. It reports whether there is one.
 func (n *node) keepBusy(client netip.AddrPort) (found bool) {
 	n.t.Helper()
 	n.onLoop(func() {
