@@ -119,7 +119,7 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		if !ok {
 			return false
 		}
-		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(w.ports.next())
+		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(f.nodePort())
 		k.Options |= bpf.KernelOptionOPTION_MASQUERADE
 	}
 	f.noteSource()
@@ -136,7 +136,7 @@ func (f *flow) aimFromNode(st *state, endpoint netip.Addr) bool {
 		}
 		f.record.Source = policy.SourceNode
 	}
-	k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(w.ports.next())
+	k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(f.nodePort())
 	f.noteSource()
 	return true
 }

@@ -127,6 +127,16 @@ func (f *flow) collided() bool {
 	return true
 }
 
+// nodePort returns the port by which an endpoint is asked first, instead of a hidden client or of one on the
+// node: hide in bpf/table.h.
+func (f *flow) nodePort() uint16 {
+	ports, own := &f.worker.ports, bpf.Wire(f.shared().MiddlePort)
+	if f.protocol != service.TCP || own < bpf.FirstPort || ports.keep.Has(own) {
+		return ports.next()
+	}
+	return own
+}
+
 // movePorts gives the flow another port between the hooks, or another one of the node.
 func (f *flow) movePorts() {
 	k := f.shared()

@@ -17,8 +17,8 @@ import (
 )
 
 // TestHiddenClientsAreTheTables: the table hides clients as policy says (A3.8), behind the address
-// that the kernel uses towards the endpoint and a free port. A client may reuse its port at once.
-// Records have the address that the endpoint sees.
+// that the kernel uses towards the endpoint and a free port: of TCP, the client's own. A client may
+// reuse its port at once. Records have the address that the endpoint sees.
 func TestHiddenClientsAreTheTables(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	nodes := [][]netip.Addr{{netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1")}, {netip.MustParseAddr("10.2.2.1"), netip.MustParseAddr("fd00:2:2::1")}}
@@ -38,12 +38,12 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 	const times, port = 6, 40001
 	sources := make(map[netip.AddrPort]bool)
 	for family, to := range []string{balancer4 + ":80", "[" + balancer6 + "]:80"} {
-		seen := func(said string) {
+		seen := func(c net.Conn, said string) {
 			t.Helper()
 			name, source, _ := strings.Cut(said, " ")
 			sees, err := netip.ParseAddrPort(source)
 			which := map[string]int{"b1:8080": 0, "b2:8080": 1}[name]
-			if err != nil || sees.Addr() != nodes[which][family] || sees.Port() < bpf.FirstPort || sees.Port() > bpf.LastPort {
+			if err != nil || sees.Addr() != nodes[which][family] || !isPortOf(c, sees.Port()) {
 				t.Errorf("%s: %q, %v", to, said, err)
 			}
 			sources[sees] = true
@@ -55,7 +55,7 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 				defer c.Close()
 				said, err := question(c)
 				must.OK(t, err)
-				seen(said)
+				seen(c, said)
 			}
 		})
 		n.expectDecided("TCP from one port to "+to, times, 0, func() {
@@ -63,7 +63,7 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 				c := dialFrom(t, lab.Client, port, to)
 				said, err := netns.AskOn(c)
 				must.OK(t, err)
-				seen(said)
+				seen(c, said)
 				_ = c.(*net.TCPConn).SetLinger(0)
 				_ = c.Close()
 				// The next SYN must not overtake the RST on another CPU.

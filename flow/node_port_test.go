@@ -110,3 +110,32 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 		}
 	}
 }
+
+// A pod whose own connection rules of others masquerade, to a port that a flow has towards the endpoint, is
+// answered, and so is the flow's client.
+func TestOthersMasqueradeAtAFlowsPort(t *testing.T) {
+	t.Parallel()
+	lab := localNode(t, 2)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	endpoint, to := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
+	pod := lab.Backends[1]
+	lab.Node.NFT(t, "table ip other {\nchain c {\ntype nat hook postrouting priority 100\nip saddr "+pod.IPv4.String()+" masquerade\n}\n}")
+	n := newNode(t, lab, nil)
+	n.config.MasqueradeAll = true
+	n.apply(svc(vip4, nil, endpoint))
+	n.servesNode()
+	for what, c := range map[string]net.Conn{
+		"a hidden client": lab.Client.Connect(t, "tcp", to.String()), "a client on the node": n.dialFrom("tcp", lab.Node.IPv4, to),
+	} {
+		said := n.say(c)
+		other := n.say(dialFrom(t, pod, c.LocalAddr().(*net.TCPAddr).Port, endpoint.String()))
+		if !strings.HasPrefix(said, "b1:8080 10.2.1.1:") || !strings.HasPrefix(other, "b1:8080 10.2.1.1:") || said == other {
+			t.Errorf("%s: %q, the pod: %q", what, said, other)
+		}
+		must.OK(t, must.Err(io.WriteString(c, "again")))
+		b := make([]byte, 5)
+		if _, err := io.ReadFull(c, b); err != nil || string(b) != "again" {
+			t.Errorf("%s: %q, %v", what, b, err)
+		}
+	}
+}

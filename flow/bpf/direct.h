@@ -8,8 +8,8 @@
 // packets between the hooks look the same, and tc_index tells: those of the Service's flow
 // are HALFWAY.
 //
-// The node itself may ask an endpoint by a port that a hidden client's flow has there. It gets
-// another port in the same way, at egress: its flow has MASQUERADE and UNMASQUERADE alone.
+// The node itself, or a client that rules of others masquerade, may ask an endpoint by a port that a
+// hidden client's flow has there. It gets another port in the same way, at egress: its flow has MASQUERADE and UNMASQUERADE alone.
 #ifndef DIRECT_H
 #define DIRECT_H
 
@@ -82,6 +82,13 @@ static __always_inline int is_on_node(const struct flow *f)
 	return (f->options & (OPTION_DIRECT | OPTION_MASQUERADE)) == (OPTION_DIRECT | OPTION_MASQUERADE);
 }
 
+// may_be_taken says whether a packet of no flow at egress may have the port of such a flow: it begins a
+// connection of the node's own, or one that rules of others masquerade. Of TCP, the flow may have any port.
+static __always_inline int may_be_taken(const struct __sk_buff *skb, const struct packet *p)
+{
+	return (p->tuple.protocol == IPPROTO_TCP && is_opening(p)) || (!skb->ingress_ifindex && is_node_port(p->tuple.sport));
+}
+
 // is_taken_here says whether a flow of a hidden client, or of one on the node, has the port by which
 // the node asks its endpoint. A packet that a flow has translated shows itself again at a VLAN's lower interface.
 GLOBAL int is_taken_here(struct __sk_buff *skb, const struct packet *p)
@@ -92,11 +99,11 @@ GLOBAL int is_taken_here(struct __sk_buff *skb, const struct packet *p)
 	swap(&back, &p->tuple);
 	__u32 found = find(&back);
 	struct flow *f = flow_of(flow_in(found));
-	if (!found || !f)
+	if (!found || !f || (p->tuple.protocol == IPPROTO_TCP && p->sequence == f->first_sequence))
 		return 0;
 	if (role_in(found) == UNMASQUERADE)
 		return !is_on_node(f);
-	return (f->options & OPTION_NODE) && has_socket(skb, &back, p->ipv6);
+	return (f->options & OPTION_NODE) && (skb->ingress_ifindex || has_socket(skb, &back, p->ipv6));
 }
 
 // redirect begins the flow of a client's own connection, or of the node's, whose first packet has a

@@ -408,7 +408,7 @@ int egress(struct __sk_buff *skb)
 	if (!found && skb->ifindex == LOOPBACK && serves_node(skb, &p))
 		return deliver(skb, 0);
 	if (!found)
-		return !skb->ingress_ifindex && is_node_port(p.tuple.sport) ? begin_node(skb, &p) : TCX_NEXT;
+		return may_be_taken(skb, &p) ? begin_node(skb, &p) : TCX_NEXT;
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
 	if (unlikely(role == TO_ENDPOINT && skb->ifindex == LOOPBACK))

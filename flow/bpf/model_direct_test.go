@@ -16,13 +16,14 @@ func (m *model) beginDirect(s *skbuff, p *modelPacket) modelVerdict {
 	return m.redirect(s, p, KernelRoleTO_ENDPOINT)
 }
 
-// fromNode gives the node another port if a hidden client's flow has its own one towards an
-// endpoint.
+// fromNode gives the node, or a client that rules masquerade, another port if a hidden client's flow has
+// its own one towards an endpoint.
 func (m *model) fromNode(s *skbuff, p *modelPacket) modelVerdict {
 	e := m.entries[p.tuple.swapped()]
-	port := p.tuple.src.Port()
-	known := e.role == KernelRoleUNMASQUERADE && !m.flows[e.flow].direct
-	if s.forwarded || port < FirstPort || port > LastPort || p.fragment == laterFragment || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
+	port, isTCP := p.tuple.src.Port(), p.tuple.protocol == tcp
+	known := e.role == KernelRoleUNMASQUERADE && !m.flows[e.flow].direct && !(isTCP && m.flows[e.flow].first == p.sequence)
+	looks := isTCP || !s.forwarded && port >= FirstPort && port <= LastPort
+	if !looks || p.fragment == laterFragment || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
 		return pass
 	}
 	return m.redirect(s, p, KernelRoleMASQUERADE)

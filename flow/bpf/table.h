@@ -256,7 +256,8 @@ static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 
 #define HIDE_TRIES 8
 
 // hide enters the tuples of a flow whose client is hidden, or on the node itself, by a port of the node that is free towards
-// the endpoint. It returns -1 if it finds none: userspace has to be asked.
+// the endpoint: of TCP, the client's own one, as the endpoint may have others in TIME-WAIT, where sequence
+// numbers of the same client alone are sure to be new. It returns -1 if it finds none: userspace has to be asked.
 GLOBAL int hide(struct __sk_buff *skb, __u32 index)
 {
 	struct control *c = control();
@@ -264,7 +265,9 @@ GLOBAL int hide(struct __sk_buff *skb, __u32 index)
 	if (!f || !c)
 		return -1;
 	for (int i = 0; i < HIDE_TRIES; i++) {
-		__u32 port = FIRST_PORT + bpf_get_prandom_u32() % (LAST_PORT - FIRST_PORT + 1);
+		__u32 port = bpf_ntohs(f->middle_port);
+		if (i || port < FIRST_PORT || f->protocol != IPPROTO_TCP)
+			port = FIRST_PORT + bpf_get_prandom_u32() % (LAST_PORT - FIRST_PORT + 1);
 		if (is_reply_port(c, port))
 			continue;
 		f->node_port = bpf_htons(port);

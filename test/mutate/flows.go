@@ -238,6 +238,31 @@ var flows = []mutation{
 		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
 	},
 	{
+		name: "flow-any-port-kept", what: "a hidden client gets the answers to a socket of the node at a port that no flow had before",
+		file: "flow/bpf/direct.h", old: "return (p->tuple.protocol == IPPROTO_TCP && is_opening(p)) || ", new: "return ",
+		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
+	},
+	{
+		name: "flow-masqueraded-port-kept", what: "a client on the node gets the answers to a pod that rules masquerade",
+		file: "flow/bpf/direct.h", old: "(skb->ingress_ifindex || has_socket(", new: "(has_socket(",
+		pkg: "flow", test: "TestOthersMasqueradeAtAFlowsPort",
+	},
+	{
+		name: "flow-hidden-port-changed", what: "endpoints see another port than a hidden client's own",
+		file: "flow/bpf/table.h", old: "if (i || port < FIRST_PORT", new: "if (1 || port < FIRST_PORT",
+		pkg: "flow", test: "TestHiddenClientsAreTheTables",
+	},
+	{
+		name: "flow-hidden-udp-port", what: "a hidden UDP client has a port that sockets of the node may get",
+		file: "flow/bpf/table.h", old: " || f->protocol != IPPROTO_TCP)\n\t\t\tport =", new: ")\n\t\t\tport =",
+		pkg: "flow", test: "TestHiddenClientsAreTheTables",
+	},
+	{
+		name: "flow-asked-port-changed", what: "the process gives a client on the node another port than its own",
+		file: "flow/flow.go", old: "own < bpf.FirstPort || ", new: "own > 0 || own < bpf.FirstPort || ",
+		pkg: "flow", test: "TestNodeClientsAreTheTables",
+	},
+	{
 		name: "flow-dropped-believed", what: "an RST that the node drops ends a connection",
 		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !direct && !own)", new: "if (0)",
 		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
@@ -696,12 +721,17 @@ var flows = []mutation{
 	},
 	{
 		name: "node-clients-take-ports", what: "a client on the node gets the answers to the node's own connection from its port",
-		file: "flow/bpf/direct.h", old: "return (f->options & OPTION_NODE) && has_socket(", new: "return (f->options & OPTION_NODE) && !has_socket(",
+		file: "flow/bpf/direct.h", old: "|| has_socket(skb, &back, p->ipv6));", new: "|| !has_socket(skb, &back, p->ipv6));",
 		pkg: "flow", test: "TestNodeAsksAnEndpointByANodeClientsPort",
 	},
 	{
 		name: "node-clients-again-at-a-port", what: "a bridge's port takes the packets of a client on the node for the node's own",
-		file: "flow/bpf/direct.h", old: "return (f->options & OPTION_NODE) && has_socket(skb, &back, p->ipv6);", new: "return (f->options & OPTION_NODE) && (has_socket(skb, &back, p->ipv6) | skb->len);",
+		file: "flow/bpf/direct.h", old: "|| has_socket(skb, &back, p->ipv6));", new: "|| (has_socket(skb, &back, p->ipv6) | skb->len));",
+		pkg: "flow", test: "TestNodeClientsOfEndpointsBehindOtherLinks",
+	},
+	{
+		name: "node-clients-syn-again-at-a-port", what: "a bridge's port takes the SYN of a client on the node for another one's",
+		file: "flow/bpf/direct.h", old: " || (p->tuple.protocol == IPPROTO_TCP && p->sequence == f->first_sequence))", new: ")",
 		pkg: "flow", test: "TestNodeClientsOfEndpointsBehindOtherLinks",
 	},
 	{
