@@ -24,6 +24,7 @@ type proxy struct {
 	name   string
 	opened float64     // per second
 	down   atomic.Bool // it does not answer
+	older  atomic.Bool // its build lets no rows out
 	asked  chan string // what it was asked, if it is not full
 }
 
@@ -67,6 +68,9 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.End = "client_fin"
 		send(&c)
 		<-r.Context().Done()
+	case r.URL.Path == api.PathRates && p.older.Load() && r.URL.Query().Has("quiet"):
+		w.WriteHeader(http.StatusBadRequest)
+		send(&api.Error{Error: `parameter "quiet": not one of by, filter, interval, sort, limit`})
 	case r.URL.Path == api.PathRates:
 		row := api.Rates{Service: "shop/both", Protocol: "TCP", Opened: p.opened, FirstP99US: int64(p.opened)}
 		for r.Context().Err() == nil && !p.down.Load() {
@@ -223,10 +227,11 @@ func TestOneNode(t *testing.T) {
 // The rates of the nodes that answer add up, from when they answer.
 func TestRates(t *testing.T) {
 	f := newFleet(t, "a", "b", "c")
+	f.proxies[1].older.Store(true)
 	f.proxies[2].down.Store(true)
 	f.api.Set(t.Context(), f.nodes)
 	step := 0
-	f.lines(api.PathRates+"?by=service", func(text string) bool {
+	f.lines(api.PathRates+"?by=service&quiet=false", func(text string) bool {
 		var frame api.Frame
 		if err := json.Unmarshal([]byte(text), &frame); err != nil || len(frame.Rows) != 1 || frame.Rows[0].Opened != frame.Total.Opened {
 			t.Fatalf("%v: %s", err, text)

@@ -2,10 +2,12 @@ package allnodes
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -36,7 +38,7 @@ func (f *API) follow(ctx context.Context, path string, query url.Values, line fu
 			}
 			followed[n] = true
 			running.Go(func() {
-				err := n.lines(ctx, path, query, func(text []byte) error {
+				visit := func(text []byte) error {
 					mu.Lock()
 					defer mu.Unlock()
 					err := line(n.Name, text)
@@ -44,8 +46,14 @@ func (f *API) follow(ctx context.Context, path string, query url.Values, line fu
 						end(err)
 					}
 					return err
-				})
+				}
+				err := n.lines(ctx, path, query, visit)
 				said := (*refusal)(nil)
+				if errors.As(err, &said) && bytes.Contains(said.body, []byte(`parameter \"quiet\"`)) {
+					older := maps.Clone(query)
+					older.Del("quiet")
+					err, said = n.lines(ctx, path, older, visit), nil // of a build that does not know it
+				}
 				switch {
 				case ctx.Err() != nil:
 				case errors.As(err, &said):
