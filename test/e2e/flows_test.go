@@ -80,6 +80,30 @@ func TestDataPathOfConnections(t *testing.T) {
 	}
 }
 
+// TestStatusCountsFlows: sluice status and the metrics count what the kernel forwards, and name the
+// limits of both data paths.
+func TestStatusCountsFlows(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "kernel")
+	const held = 3
+	hold(t, lab.Client, addresses(80, vip4)[0], held)
+	p.awaitMetrics("the flows", func(m map[string]float64) bool { return m["sluice_flows"] == held })
+	m, err := p.metrics()
+	must.OK(t, err)
+	said, err := sluice(t, lab, "status")
+	want := []string{
+		fmt.Sprintf("kernel, beside the relay: %d connections and sessions of at most %.0f\n", held, m["sluice_flows_limit"]),
+		fmt.Sprintf("0 connections of at most %.0f, ", m["sluice_connections_limit"]),
+	}
+	for _, w := range want {
+		if err != nil || !strings.Contains(said, w) || m["sluice_flows_limit"] == 0 || m["sluice_connections_limit"] == 0 {
+			t.Errorf("%v; the status lacks %q:\n%s", err, w, said)
+		}
+	}
+}
+
 // TestInterfaceThatTakesNoProgram: where the programs cannot be put, --datapath auto relays, and the
 // log, the status and the metric say why.
 func TestInterfaceThatTakesNoProgram(t *testing.T) {
