@@ -35,7 +35,7 @@ build: ## Build the static binary bin/sluice
 
 .PHONY: bpf
 bpf: deps ## Compile the BPF programs with Debian's clang-14
-	go generate ./flow/bpf ./flow/bypass/bpf ./redirect/sklookup/bpf
+	go generate ./flow/bpf ./flow/bypass/bpf ./host/drops/bpf ./redirect/sklookup/bpf
 
 .PHONY: demo
 demo: build ## Build and run the demo: it needs no cluster and changes nothing on this machine

@@ -77,7 +77,7 @@ func TestNames(t *testing.T) {
 	for _, e := range DialErrors() {
 		got = append(got, e.String())
 	}
-	want = []string{"timeout", "refused", "reset", "unreachable", "no_address", "no_resources", "denied", "other"}
+	want = []string{"timeout", "refused", "reset", "unreachable", "no_address", "no_resources", "denied", "dropped", "other"}
 	if !slices.Equal(got, want) {
 		t.Errorf("dial errors %v, want %v", got, want)
 	}

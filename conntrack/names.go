@@ -175,6 +175,7 @@ const (
 	DialNoAddress             // local: no free local address and port
 	DialNoResources           // local: out of descriptors or memory
 	DialDenied                // local: a firewall rule or a missing capability
+	DialDropped               // no answer in time: a rule of this node drops packets of the handshake
 	DialOther
 	dialErrorCount = iota
 )
@@ -188,6 +189,7 @@ var dialErrorNames = [dialErrorCount]string{
 	DialNoAddress:   "no_address",
 	DialNoResources: "no_resources",
 	DialDenied:      "denied",
+	DialDropped:     "dropped",
 	DialOther:       "other",
 }
 

@@ -263,7 +263,7 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 		r.Counters.loads.Refused(r.load, now)
 	}
 	r.release()
-	a := Attempt{Endpoint: r.Endpoint, Duration: now - r.attemptStart, Error: reason}
+	a := Attempt{Endpoint: r.Endpoint, Duration: r.Attempting(now), Error: reason}
 	if len(r.Failed) < maxFailedListed {
 		r.Failed = append(r.Failed, a)
 	} else {
@@ -276,6 +276,9 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 		r.shard.failures.add(r, &a)
 	}
 }
+
+// Attempting returns how long the current attempt has lasted, in ns.
+func (r *Record) Attempting(now int64) int64 { return now - r.attemptStart }
 
 // AttemptSucceeded records that the endpoint answered.
 func (r *Record) AttemptSucceeded(now int64) {

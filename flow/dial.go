@@ -194,14 +194,20 @@ func (f *flow) refused(e *bpf.KernelEvent, now int64) {
 	f.abandon(why, false, now)
 }
 
+// clockError is how much the kernel's clock and the loop's may differ, in ns.
+const clockError = int64(time.Millisecond)
+
 // silent handles an attempt that got no answer in time. The next one is a kernel flow too,
 // even if no endpoint ever answers: a network policy may drop what the node forwards, and
 // would not see the relay's own connections.
 func (f *flow) silent(now int64) {
 	if f.stopAsking() {
-		why := conntrack.DialTimeout
-		if f.worker.neighbours.Unreachable(f.record.Endpoint.Addr.Addr()) {
+		why, to := conntrack.DialTimeout, f.record.Endpoint.Addr
+		switch {
+		case f.worker.neighbours.Unreachable(to.Addr()):
 			why = conntrack.DialUnreachable
+		case f.record.Protocol == service.TCP && f.worker.server.options.Drops.Dropped(to, f.record.Attempting(poll.Nanotime())+clockError):
+			why = conntrack.DialDropped
 		}
 		f.abandon(why, true, now)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/attach"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/host/drops"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -61,6 +62,8 @@ type Options struct {
 	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward. Session
 	// hears of later ones.
 	Relayed func(visit func(client, vip netip.AddrPort))
+	// Drops knows what rules of this node drop; nil: nothing is known.
+	Drops *drops.Watch
 	// Judges names the rules of other programs that judge forwarded packets; nil: there are none.
 	Judges func() ([]string, error)
 	// Counted reports whether the metrics of the previous process include the adopted flows.

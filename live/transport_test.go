@@ -153,6 +153,7 @@ func TestJudge(t *testing.T) {
 		{failed(conntrack.DialTimeout), "pod_network", "timeout"},
 		{failed(conntrack.DialUnreachable), "pod_network", "unreachable"},
 		{failed(conntrack.DialNoAddress), "node", "no_address"},
+		{failed(conntrack.DialDropped), "node", "a rule of this node dropped"},
 		{ended(conntrack.EndpointReset), "pod", "reset the connection after 120ms"},
 		{ended(conntrack.EndpointTimeout), "pod_network", "no longer acknowledged"},
 		{ended(conntrack.ClientReset), "client", "reset the connection after 120ms"},

@@ -40,6 +40,8 @@ func judgeAttempts(r *conntrack.Record) api.Verdict {
 	switch {
 	case a.Error.Own():
 		return verdict("node", "this node could not connect: %s", a.Error)
+	case a.Error == conntrack.DialDropped:
+		return verdict("node", "a rule of this node dropped the handshake with the endpoint for %s", lasts(a.Duration))
 	case a.Error == conntrack.DialRefused || a.Error == conntrack.DialReset:
 		return verdict("pod", "it refused the connection after %s", lasts(a.Duration))
 	}

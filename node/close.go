@@ -69,6 +69,7 @@ func (p *Proxy) close() {
 	if p.flows != nil {
 		p.flows.close()
 	}
+	p.drops.Close()
 	if p.accessLog != nil {
 		if err := p.accessLog.Close(); err != nil {
 			p.log.Error().Err(err).Msg("access log")

@@ -130,6 +130,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Links:             func() []hostnet.Link { return p.host.Load().Links() },
 		ReplyPorts:        ports,
 		Shortcuts:         o.Shortcuts,
+		Drops:             p.drops,
 		Judges:            new(firewall.Forwarded).Policies,
 		Waits:             o.DataPath == AutoPath,
 		IdleTimeout:       o.Relay.IdleTimeout,

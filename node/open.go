@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/health"
+	"github.com/sluice-proxy/sluice/host/drops"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
@@ -240,6 +241,9 @@ func (p *Proxy) makeLoops(limits limits) error {
 	refuses := func(client, vip netip.AddrPort, port *service.Port) bool {
 		return p.flows != nil && p.flows.server.Refuses(client, vip, port)
 	}
+	p.drops = drops.New(func(err error) {
+		p.log.Info().Err(err).Msg("handshakes that a rule of this node drops are recorded as timeouts")
+	})
 	p.stream = stream.New(stream.Options{
 		Config:  limits.stream,
 		Refuses: refuses,
@@ -250,6 +254,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
 		Upstream: rules,
+		Drops:    p.drops,
 		Logger:   p.log,
 	})
 	p.datagram = datagram.New(datagram.Options{

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/health"
+	"github.com/sluice-proxy/sluice/host/drops"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/internal/once"
@@ -61,8 +62,9 @@ type Proxy struct {
 	manager   *listener.Manager
 	stream    *stream.Server   // serves TCP and SCTP
 	datagram  *datagram.Server // serves UDP
-	flows     *flows           // nil if all is relayed from the start
-	hasFlows  atomic.Bool      // they serve, or are about to
+	drops     *drops.Watch
+	flows     *flows      // nil if all is relayed from the start
+	hasFlows  atomic.Bool // they serve, or are about to
 	dataPath  atomic.Pointer[dataPath]
 	steer     redirect.Redirector
 	lock      *redirect.Lock

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
@@ -108,7 +109,7 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 			}
 			sys.Close(fd)
 		}
-		if c.attemptFailed(errno) {
+		if c.attemptFailed(conntrack.DialErrorOf(errno)) {
 			return
 		}
 		if !w.retries.take() {
@@ -120,9 +121,8 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 
 // attemptFailed notes a failed attempt. It returns true if the next one has to wait,
 // because the node itself made it fail.
-func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
+func (c *conn) attemptFailed(reason conntrack.DialError) (waits bool) {
 	w := c.worker
-	reason := conntrack.DialErrorOf(errno)
 	c.record.AttemptFailed(reason, poll.Nanotime())
 	if !reason.Own() {
 		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
@@ -150,7 +150,7 @@ func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
 	case sys.EAGAIN:
 	default:
 		c.worker.loop.Cancel(&c.timer)
-		c.abandonAttempt(errno)
+		c.abandonAttempt(conntrack.DialErrorOf(errno))
 	}
 }
 
@@ -169,22 +169,30 @@ func (c *conn) HandleTimer(*poll.Timer) {
 		return
 	}
 	if c.upstream >= 0 {
-		errno := sys.ETIMEDOUT
-		if c.worker.neighbours.Unreachable(c.record.Endpoint.Addr.Addr()) {
-			errno = sys.EHOSTUNREACH // the kernel says so too, but later
-		}
-		c.abandonAttempt(errno)
+		c.abandonAttempt(c.silence())
 		return
 	}
 	c.retryInTurn()
 }
 
+// silence says why the endpoint has not answered in time.
+func (c *conn) silence() conntrack.DialError {
+	w, to := c.worker, c.record.Endpoint.Addr
+	switch {
+	case w.neighbours.Unreachable(to.Addr()):
+		return conntrack.DialUnreachable // the kernel says so too, but later
+	case c.record.Protocol == service.TCP && w.server.options.Drops.Dropped(to, c.record.Attempting(poll.Nanotime())):
+		return conntrack.DialDropped
+	}
+	return conntrack.DialTimeout
+}
+
 // abandonAttempt closes the socket that was connecting and makes the next attempt.
-func (c *conn) abandonAttempt(errno sys.Errno) {
+func (c *conn) abandonAttempt(reason conntrack.DialError) {
 	c.worker.loop.Forget(c.endpoint)
 	sys.Close(int(c.upstream))
 	c.upstream = -1
-	if !c.attemptFailed(errno) {
+	if !c.attemptFailed(reason) {
 		c.retryInTurn()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/host/drops"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -87,6 +88,8 @@ type Options struct {
 	Traits redirect.Traits
 	// Upstream decides how sockets to endpoints are made.
 	Upstream *upstream.Rules
+	// Drops knows what rules of this node drop; nil: nothing is known.
+	Drops *drops.Watch
 	// Refuses reports whether a client that policy accepts must not be served here; nil: none.
 	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
 	// NeedEndpoints says that connections to a service port wait for endpoints; nil: nobody

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -46,7 +47,7 @@ var causes = []cause{
 		bad.EchoTCP(t, 8080)
 		drop := "ip daddr " + bad.IPv4.String() + " tcp dport 8080 drop"
 		lab.Node.NFT(t, "table inet rules {\n chain out { type filter hook output priority 0; "+drop+"; }\n chain forward { type filter hook forward priority 0; "+drop+"; }\n}")
-	}, command: "failures", says: "timeout", sort: "failed"},
+	}, command: "failures", says: "dropped", sort: "failed"},
 	{name: "absent", spoil: func(t *testing.T, _ *netns.Lab, bad *netns.Host) {
 		bad.EchoTCP(t, 8080)
 		shell(t, bad, "ip link set eth0 arp off")
@@ -109,10 +110,15 @@ func (c *cause) play(t *testing.T, path string) {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		_, rows, _ := strings.Cut(out, "\n")
-		if first, _, _ := strings.Cut(rows, "\n"); !strings.Contains(first, "default/web-1") || !strings.Contains(first, c.says) {
-			return fmt.Errorf("want default/web-1 first, which is %s:\n%s", c.says, out)
+		for i, row := range strings.Split(rows, "\n") {
+			switch {
+			case !strings.Contains(row, "default/web-1"):
+				return fmt.Errorf("row %d: want default/web-1 first, which is %s:\n%s", i+1, c.says, out)
+			case strings.Contains(row, c.says):
+				return nil
+			}
 		}
-		return nil
+		return errors.New(out)
 	})
 	wait.For(t, "the page's first row is of the pod", startTimeout, func() error {
 		r, err := p.scraper().Get("http://127.0.0.1:10261/v1/rates?by=service,endpoint&interval=2s&sort=" + c.sort)

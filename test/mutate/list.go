@@ -12,12 +12,12 @@ var promises = []mutation{
 	},
 	{
 		name: "no-retry", what: "a connection is given up when its first endpoint does not answer",
-		file: "stream/conn.go", old: "if !c.attemptFailed(errno) {\n\t\tc.retryInTurn()", new: "if !c.attemptFailed(errno) {\n\t\tc.fail(conntrack.ConnectFailed)",
+		file: "stream/conn.go", old: "if !c.attemptFailed(reason) {\n\t\tc.retryInTurn()", new: "if !c.attemptFailed(reason) {\n\t\tc.fail(conntrack.ConnectFailed)",
 		pkg: "test/e2e", test: "TestPromise1_OneLiveEndpointOfManyIsFound",
 	},
 	{
 		name: "no-dial-timeout", what: "an attempt at a silent endpoint is never given up",
-		file: "stream/conn.go", old: "		c.abandonAttempt(errno)\n		return\n", new: "		w, _ := c.worker, errno\n		w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)\n		return\n",
+		file: "stream/conn.go", old: "		c.abandonAttempt(c.silence())\n		return\n", new: "		w := c.worker\n		w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)\n		return\n",
 		pkg: "test/e2e", test: "TestPromise1_DeadEndpointCostsAMomentNeverTheConnection",
 	},
 	{
@@ -581,7 +581,7 @@ var promises = []mutation{
 	},
 	{
 		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 3 ms",
-		file: "stream/conn.go", old: "reason := conntrack.DialErrorOf(errno)\n", new: "reason := conntrack.DialErrorOf(errno)\n\ttime.Sleep(3 * time.Millisecond)\n",
+		file: "stream/conn.go", old: "c.record.AttemptFailed(reason, poll.Nanotime())\n", new: "c.record.AttemptFailed(reason, poll.Nanotime())\n\ttime.Sleep(3 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
 	},
 	{

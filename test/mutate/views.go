@@ -83,6 +83,21 @@ var views = []mutation{
 		pkg: "cmd/sluice/internal/allnodes", test: "TestOneNode",
 	},
 	{
+		name: "page-without-older", what: "one node of an older build keeps the page of all nodes empty",
+		file: "cmd/sluice/internal/allnodes/streams.go", old: `older.Del("quiet")`, new: `older.Del("quite")`,
+		pkg: "cmd/sluice/internal/allnodes", test: "TestRates",
+	},
+	{
+		name: "flows-uncounted", what: "sluice status counts what is relayed alone",
+		file: "cmd/sluice/internal/show/status.go", old: "at most %d\", s.Flows, s.FlowsLimit)", new: "at most %d\", s.Connections, s.FlowsLimit)",
+		pkg: "test/e2e", test: "TestStatusCountsFlows",
+	},
+	{
+		name: "story-of-today", what: "the page does not say that the configuration has changed since a connection opened",
+		file: "web/assets/js/story.js", old: "sentence(), outdated(), reasons", new: "sentence(), reasons",
+		pkg: "test/web", test: "TestPage/Story",
+	},
+	{
 		name: "doctor-unwrapped", what: "lines of sluice doctor are as long as its reasons",
 		file: "cmd/sluice/internal/doctor/text.go", old: "utf8.RuneCountInString(word) <= width {", new: "width >= 0 {",
 		pkg: "cmd/sluice/internal/doctor", test: "TestNoLineIsLong",
@@ -121,6 +136,21 @@ var views = []mutation{
 		name: "absent-is-silent", what: "an endpoint that has gone from its link is said to be silent",
 		file: "host/kernel/neighbours.go", old: "netlink.NUD_INCOMPLETE|netlink.NUD_FAILED) != 0", new: "netlink.NUD_PERMANENT) != 0",
 		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod",
+	},
+	{
+		name: "drop-is-silence", what: "an endpoint to which a rule of this node drops packets is said to be silent",
+		file: "stream/conn.go", old: "return conntrack.DialDropped", new: "return conntrack.DialTimeout",
+		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod/relay/dropped",
+	},
+	{
+		name: "flow-drop-is-silence", what: "the same, of a connection that the kernel forwards",
+		file: "flow/dial.go", old: "why = conntrack.DialDropped", new: "why = conntrack.DialTimeout",
+		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod/kernel/dropped",
+	},
+	{
+		name: "drop-of-yesterday", what: "a rule that was removed is blamed for each later silence",
+		file: "host/drops/drops.go", old: "err == nil && sys.Monotonic()-int64(at) <= last", new: "err == nil && sys.Monotonic()-int64(at) <= last+1e18",
+		pkg: "host/drops", test: "TestDropped",
 	},
 	{
 		name: "tap-loss-miscounted", what: "a slow reader of records is told a wrong number of what it has lost",

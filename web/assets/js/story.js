@@ -12,6 +12,7 @@ import { emit, on, select, store } from "/js/store.js";
 const errors = {
   refused: "refused", timeout: "did not answer in time", reset: "reset it", unreachable: "cannot be reached",
   no_address: "not tried: no free local address", no_resources: "not tried: no descriptor or memory", denied: "not tried: a firewall rule of this node",
+  dropped: "did not get it: a rule of this node drops it",
 };
 
 const culprits = { client: "The client", client_network: "The client's network", node: "This node", pod_network: "The pod's network", pod: "The pod", nobody: "Nobody" };

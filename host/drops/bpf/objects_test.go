@@ -1,0 +1,9 @@
+package bpf
+
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/bpfobject"
+)
+
+func TestObjectsAreWhatTheSourcesGive(t *testing.T) { bpfobject.Check(t) }
