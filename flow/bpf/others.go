@@ -63,6 +63,7 @@ func (p *Pins) takeFrom(version string, take func([]KernelFlow) (taken []bool)) 
 		if entry := memory[i*form.size:][:form.size]; form.isSession(entry) {
 			var k KernelFlow
 			if form.read(entry, &k); k.isWhole() {
+				k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED), 0
 				list, at = append(list, k), append(at, entry)
 			}
 		}
@@ -195,11 +196,15 @@ func (f *form) compare(name string, own, there btf.Type, to, from int) error {
 	return nil
 }
 
-// agree reports whether no value has two names, and no name two values.
-func agree(a, b []btf.EnumValue) bool {
-	for _, x := range a {
-		for _, y := range b {
-			if (x.Name == y.Name) != (x.Value == y.Value) {
+// ofSessions names the values on which versions have to agree. Others are of connections.
+var ofSessions = []string{"FREE", "ASKING", "OPEN", "COLLIDED", "RECORDED", "KNOWN", "PASSED",
+	"OPTION_MASQUERADE", "OPTION_IPV6", "OPTION_DIRECT", "OPTION_NODE", "OPTION_MOVED"}
+
+// agree reports whether none of these values has another name elsewhere, and no name another value.
+func agree(own, there []btf.EnumValue) bool {
+	for _, x := range own {
+		for _, y := range there {
+			if slices.Contains(ofSessions, x.Name) && (x.Name == y.Name) != (x.Value == y.Value) {
 				return false
 			}
 		}

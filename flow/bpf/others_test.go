@@ -20,6 +20,10 @@ func TestFlowsOfAnotherVersion(t *testing.T) {
 	member := func(s *btf.Struct, name string) int {
 		return slices.IndexFunc(s.Members, func(m btf.Member) bool { return m.Name == name })
 	}
+	rename := func(s *btf.Struct, enum, name string) {
+		values := s.Members[member(s, enum)].Type.(*btf.Enum).Values
+		values[slices.IndexFunc(values, func(v btf.EnumValue) bool { return v.Name == name })].Name = "OTHER"
+	}
 	want := KernelFlow{Client: KernelAddress{Word: [4]uint32{1, 2, 3, 4}}, ClientPort: 5, MiddlePort: 6, Options: KernelOptionOPTION_IPV6, Started: 7, State: KernelStateOPEN, Seen: KernelSeenKNOWN}
 	want.Way[1].Bytes, want.Way[1].Acked, want.Fin[1] = 8, 9, 10
 	entry, err := binary.Append(make([]byte, 8), binary.NativeEndian, &want) // behind another field
@@ -35,7 +39,8 @@ func TestFlowsOfAnotherVersion(t *testing.T) {
 		}, lacks: true},
 		"another type":    {change: func(s *btf.Struct) { s.Members[member(s, "started")].Type = &btf.Int{Size: 4} }, err: "a different started"},
 		"another array":   {change: func(s *btf.Struct) { s.Members[member(s, "fin")].Type.(*btf.Array).Nelems = 3 }, err: "a different fin"},
-		"another meaning": {change: func(s *btf.Struct) { s.Members[member(s, "state")].Type.(*btf.Enum).Values[0].Name = "OTHER" }, err: "a different state"},
+		"another meaning": {change: func(s *btf.Struct) { rename(s, "state", "OPEN") }, err: "a different state"},
+		"of connections":  {change: func(s *btf.Struct) { rename(s, "seen", "CLIENT_RST_DOUBTED") }},
 		"no state":        {change: func(s *btf.Struct) { s.Members = slices.Delete(s.Members, member(s, "state"), member(s, "state")+1) }, err: "has no protocol, or no state"},
 	} {
 		t.Run(name, func(t *testing.T) {
