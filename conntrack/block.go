@@ -184,7 +184,7 @@ func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 	if e == b.endpoint {
 		return b.endNo
 	}
-	name := named{e.Addr, e.Pod, e.Node, e.Zone}
+	name := named{e.Addr, e.Pod, e.Node(), e.Zone()}
 	n := b.endpointNumbers[name]
 	if n == 0 {
 		b.endpoints = append(b.endpoints, name)
@@ -211,7 +211,7 @@ func (b *block) each(ctx context.Context, after int64, visit func(*Record) error
 	endpoints := make([]service.Endpoint, len(b.endpoints))
 	for i := range b.endpoints {
 		n := &b.endpoints[i]
-		endpoints[i] = service.Endpoint{Addr: n.addr, Pod: n.pod, Node: n.node, Zone: n.zone}
+		endpoints[i] = service.Endpoint{Addr: n.addr, Pod: n.pod, Place: service.At(n.node, n.zone)}
 	}
 	d := decoder{data: b.data, ports: ports, endpoints: endpoints}
 	var r Record

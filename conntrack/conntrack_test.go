@@ -20,7 +20,7 @@ import (
 
 var (
 	portHTTP = &service.Port{Name: service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: service.TCP}}
-	endpoint = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "b", Zone: "z1", Pod: service.Name{Namespace: "default", Name: "web-2"}}
+	endpoint = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Place: service.At("b", "z1"), Pod: service.Name{Namespace: "default", Name: "web-2"}}
 )
 
 // collector is a Sink that keeps everything.

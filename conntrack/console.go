@@ -76,7 +76,7 @@ func (c *consoleEncoder) encode(r *Record) {
 	if r.Endpoint != nil && (r.Connected || len(r.Failed) < int(r.Attempts)) {
 		address(" -> ", r.Endpoint.Addr)
 		name(" ", r.Endpoint.Pod.Name)
-		name(" on ", r.Endpoint.Node)
+		name(" on ", r.Endpoint.Node())
 		address(" from ", r.SourceAddr)
 	}
 	for i := range r.Failed {

@@ -20,9 +20,9 @@ import (
 func examples() []Record {
 	wall := time.Date(2026, 6, 1, 12, 0, 0, 250123456, time.UTC).UnixNano()
 	ms := int64(time.Millisecond)
-	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Node: "node-a", Zone: "z1", Pod: service.Name{Namespace: "default", Name: "web-1"}}
-	live := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "node-b", Zone: "z2", Pod: service.Name{Namespace: "default", Name: "web-2"}}
-	named := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.9:53"), Node: "node-a", Pod: service.Name{Namespace: "kube-system", Name: "dns-1"}}
+	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Place: service.At("node-a", "z1"), Pod: service.Name{Namespace: "default", Name: "web-1"}}
+	live := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Place: service.At("node-b", "z2"), Pod: service.Name{Namespace: "default", Name: "web-2"}}
+	named := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.9:53"), Place: service.At("node-a", ""), Pod: service.Name{Namespace: "kube-system", Name: "dns-1"}}
 	bare := &service.Endpoint{Addr: netip.MustParseAddrPort("[fd00:1::7]:5432")}
 	db := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "db"}, Protocol: service.TCP}}
 	dns := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "kube-system", Name: "dns"}, Protocol: service.UDP}}
@@ -272,7 +272,7 @@ func TestHostileNames(t *testing.T) {
 	evil := "a\n\x1b[2J\"b\x7f"
 	r := examples()[1]
 	ep := *r.Endpoint
-	ep.Pod.Name, ep.Node, ep.Zone = evil, evil, evil
+	ep.Pod.Name, ep.Place = evil, service.At(evil, evil)
 	r.Endpoint = &ep
 	r.Failed = []Attempt{{&ep, 1, DialRefused}}
 	r.Port = &service.Port{Name: service.PortName{Name: service.Name{Namespace: evil, Name: evil}, Port: evil}}
@@ -370,7 +370,7 @@ var examples1 = Record{
 func TestConsoleNamesForgeNothing(t *testing.T) {
 	const forged = "x | 5 B up, 5 B down | client_fin\u009b2J\u202e"
 	port := &service.Port{Name: service.PortName{Name: service.Name{Namespace: forged, Name: forged}, Port: forged}}
-	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: forged, Pod: service.Name{Name: forged}}
+	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Place: service.At(forged, ""), Pod: service.Name{Name: forged}}
 	var out bytes.Buffer
 	newConsoleEncoder(&out, time.UTC).encode(&Record{
 		Port: port, Endpoint: endpoint, Connected: true, Attempts: 2, Failed: []Attempt{{Endpoint: endpoint, Error: DialRefused}}, End: EndpointReset,

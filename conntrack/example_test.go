@@ -25,7 +25,7 @@ func Example() {
 
 	port := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: service.TCP}}
 	one := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Pod: service.Name{Namespace: "default", Name: "web-1"}}
-	two := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Pod: service.Name{Namespace: "default", Name: "web-2"}, Node: "b"}
+	two := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Pod: service.Name{Namespace: "default", Name: "web-2"}, Place: service.At("b", "")}
 
 	// Accepted.
 	r := conntrack.Record{

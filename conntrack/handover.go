@@ -57,7 +57,7 @@ func moveEndpoint(e *service.Endpoint) *MovedEndpoint {
 	if e == nil {
 		return nil
 	}
-	return &MovedEndpoint{Addr: e.Addr, Node: e.Node, Zone: e.Zone, Pod: e.Pod, PodUID: e.PodUID}
+	return &MovedEndpoint{Addr: e.Addr, Node: e.Node(), Zone: e.Zone(), Pod: e.Pod, PodUID: e.PodUID}
 }
 
 // in returns the endpoint in a port's list, or one that only has a name.
@@ -71,7 +71,7 @@ func (m *MovedEndpoint) in(port *service.Port) *service.Endpoint {
 			return &list[i]
 		}
 	}
-	return &service.Endpoint{Addr: m.Addr, Node: m.Node, Zone: m.Zone, Pod: m.Pod, PodUID: m.PodUID}
+	return &service.Endpoint{Addr: m.Addr, Place: service.At(m.Node, m.Zone), Pod: m.Pod, PodUID: m.PodUID}
 }
 
 // Leave removes an open connection that another process has taken over: it has no end here,

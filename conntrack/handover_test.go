@@ -20,9 +20,9 @@ func TestRecordsMove(t *testing.T) {
 		tables[i] = NewTable(Options{Shards: 1, Sink: sinks[i]})
 	}
 	port := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http"}}
-	port.Families[service.IPv4].Endpoints = []service.Endpoint{{Addr: netip.MustParseAddrPort("10.2.0.1:80"), Node: "a"}}
+	port.Families[service.IPv4].Endpoints = []service.Endpoint{{Addr: netip.MustParseAddrPort("10.2.0.1:80"), Place: service.At("a", "")}}
 	known := &port.Families[service.IPv4].Endpoints[0]
-	gone := &service.Endpoint{Addr: netip.MustParseAddrPort("10.2.0.9:80"), Node: "b", Pod: service.Name{Namespace: "default", Name: "web-9"}}
+	gone := &service.Endpoint{Addr: netip.MustParseAddrPort("10.2.0.9:80"), Place: service.At("b", ""), Pod: service.Name{Namespace: "default", Name: "web-9"}}
 
 	const second = int64(1e9)
 	from, to := tables[0].Shard(0), tables[1].Shard(0)

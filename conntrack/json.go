@@ -66,11 +66,11 @@ func (j *JSONEncoder) Encode(r *Record) {
 	}
 	if ep := r.Endpoint; ep != nil {
 		b = appendEndpoint(b, ep)
-		if ep.Node != "" {
-			b = appendText(b, "node", ep.Node)
+		if ep.Node() != "" {
+			b = appendText(b, "node", ep.Node())
 		}
-		if ep.Zone != "" {
-			b = appendText(b, "zone", ep.Zone)
+		if ep.Zone() != "" {
+			b = appendText(b, "zone", ep.Zone())
 		}
 		b = appendText(b, "source", r.Source.String())
 		if r.SourceAddr.IsValid() {

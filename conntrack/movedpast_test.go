@@ -61,7 +61,7 @@ func TestPastMoves(t *testing.T) {
 	var want bytes.Buffer
 	j := NewJSONEncoder(&want)
 	put := func(p *Past, i int) {
-		ep := &service.Endpoint{Node: fmt.Sprint(i % 700), Pod: service.Name{Namespace: "shop", Name: fmt.Sprint("cart-", i%900)}}
+		ep := &service.Endpoint{Place: service.At(fmt.Sprint(i%700), ""), Pod: service.Name{Namespace: "shop", Name: fmt.Sprint("cart-", i%900)}}
 		r := examples()[i%3]
 		r.ID, r.Wall, r.Endpoint = uint64(i), int64(i+1)*1e6, ep
 		p.put([]Record{r})

@@ -104,7 +104,7 @@ func TestPastQuestions(t *testing.T) {
 	p := newPast(t, LeastPast)
 	var model []Record
 	for i := range records {
-		r := Record{ID: uint64(i), Wall: int64(i), Duration: 5, Attempts: uint16(i % 3), Endpoint: &service.Endpoint{Node: fmt.Sprint(i)}}
+		r := Record{ID: uint64(i), Wall: int64(i), Duration: 5, Attempts: uint16(i % 3), Endpoint: &service.Endpoint{Place: service.At(fmt.Sprint(i), "")}}
 		model = append(model, r)
 	}
 	p.put(model)

@@ -239,7 +239,7 @@ func (r *resolver) inZone(e *entry, labels []string, base string) {
 	zone := slices.Clone(labels[1:])
 	slices.Reverse(zone)
 	name := strings.Join(zone, ".")
-	found := e.pick(func(h *service.Endpoint) bool { return strings.EqualFold(h.Zone, name) })
+	found := e.pick(func(h *service.Endpoint) bool { return strings.EqualFold(h.Zone(), name) })
 	if len(found) == 0 && labels[0] == "prefer" {
 		found = e.pick(func(*service.Endpoint) bool { return true })
 	}

@@ -219,7 +219,7 @@ func (h *History) append(n *interval, g *Group) bool {
 		h.series[g.Key] = s
 	}
 	if ep := g.Endpoint; ep != nil {
-		s.name.Pod, s.name.Node, s.name.Zone = ep.PodName(), ep.Node, ep.Zone
+		s.name.Pod, s.name.Node, s.name.Zone = ep.PodName(), ep.Node(), ep.Zone()
 	}
 	s.used = h.sequence
 	n.points = append(n.points, point{s, pointOf(g)})

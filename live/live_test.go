@@ -51,8 +51,8 @@ func (w *world) on(shard int, f func(*conntrack.Shard)) {
 var (
 	web = &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "web"}, Port: "http"}}
 	dns = &service.Port{Name: service.PortName{Name: service.Name{Namespace: "kube-system", Name: "dns"}}}
-	a   = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.1:80"), Node: "node-a", Pod: service.Name{Namespace: "shop", Name: "web-1"}}
-	b   = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.2:80"), Node: "node-b"}
+	a   = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.1:80"), Place: service.At("node-a", ""), Pod: service.Name{Namespace: "shop", Name: "web-1"}}
+	b   = &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.2:80"), Place: service.At("node-b", "")}
 )
 
 // client returns the address of the nth client.

@@ -183,7 +183,7 @@ func (m *Meter) key(r *conntrack.Record, ep *service.Endpoint) Key {
 			k.Endpoint = ep.Addr
 		}
 		if m.options.By&ByNode != 0 {
-			k.Node = ep.Node
+			k.Node = ep.Node()
 		}
 	}
 	return k

@@ -38,7 +38,7 @@ var orders = map[string]func(a, b *conntrack.Record) int{
 	"vip":                 func(a, b *conntrack.Record) int { return a.VIP.Compare(b.VIP) },
 	"endpoint":            func(a, b *conntrack.Record) int { return endpointOf(a).Addr.Compare(endpointOf(b).Addr) },
 	"pod":                 func(a, b *conntrack.Record) int { return endpointOf(a).Pod.Compare(endpointOf(b).Pod) },
-	"node":                func(a, b *conntrack.Record) int { return cmp.Compare(endpointOf(a).Node, endpointOf(b).Node) },
+	"node":                func(a, b *conntrack.Record) int { return cmp.Compare(endpointOf(a).Node(), endpointOf(b).Node()) },
 	"service":             compareServices,
 	"state":               byNumber(func(r *conntrack.Record) int64 { return int64(r.State()) }),
 }

@@ -34,9 +34,9 @@ func parseEndpoint(t testing.TB, text string) service.Endpoint {
 		case "draining":
 			e.Ready, e.Serving, e.Terminating = false, true, true
 		case "local":
-			e.Local, e.Node = true, ownNode
+			e.Local, e.Place = true, service.At(ownNode, "")
 		case "node":
-			e.Node = value
+			e.Place = service.At(value, "")
 		case "zonehint":
 			e.Hints = &service.Hints{Zones: append(slices.Clone(e.ZoneHints()), value), Nodes: e.NodeHints()}
 		case "nodehint":
@@ -109,8 +109,8 @@ func (s *svc) objects(t testing.TB) ([]*corev1.Service, []*discoveryv1.EndpointS
 				Conditions: discoveryv1.EndpointConditions{Ready: &e.Ready, Serving: &e.Serving, Terminating: &e.Terminating},
 				Hints:      &discoveryv1.EndpointHints{},
 			}
-			if e.Node != "" {
-				in.NodeName = &e.Node
+			if node := e.Node(); node != "" {
+				in.NodeName = &node
 			}
 			for _, z := range e.ZoneHints() {
 				in.Hints.ForZones = append(in.Hints.ForZones, discoveryv1.ForZone{Name: z})

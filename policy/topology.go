@@ -71,7 +71,7 @@ func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.En
 			continue
 		}
 		near := filter(usable, func(e *service.Endpoint) bool {
-			its := n.others.Get(e.Node)
+			its := n.others.Get(e.Node())
 			if its == nil {
 				return false
 			}

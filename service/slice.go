@@ -71,7 +71,7 @@ func endpointsEqual(a, b []Endpoint) bool {
 func endpointEqual(a, b *Endpoint) bool {
 	return a.Addr == b.Addr && a.Ready == b.Ready && a.Serving == b.Serving &&
 		a.Terminating == b.Terminating && a.Local == b.Local && a.Weight == b.Weight && a.MayReturn == b.MayReturn &&
-		a.Node == b.Node && a.Zone == b.Zone && a.Pod == b.Pod && a.PodUID == b.PodUID &&
+		a.Place == b.Place && a.Pod == b.Pod && a.PodUID == b.PodUID &&
 		slices.Equal(a.ZoneHints(), b.ZoneHints()) && slices.Equal(a.NodeHints(), b.NodeHints())
 }
 
@@ -154,7 +154,7 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 	}
 	out := readEndpoint(e, a, s.owner.Namespace)
 	out.Weight = s.weight
-	out.Local = node != "" && out.Node == node || s.asked && a.IsLoopback()
+	out.Local = node != "" && out.Node() == node || s.asked && a.IsLoopback()
 	s.endpoints = append(s.endpoints, out)
 }
 
@@ -178,12 +178,7 @@ func readEndpoint(e *discoveryv1.Endpoint, a netip.Addr, namespace string) Endpo
 		Serving:     isTrue(e.Conditions.Serving, true),
 		Terminating: isTrue(e.Conditions.Terminating, false),
 	}
-	if e.NodeName != nil {
-		out.Node = *e.NodeName
-	}
-	if e.Zone != nil {
-		out.Zone = *e.Zone
-	}
+	out.Place = At(text(e.NodeName), text(e.Zone))
 	if r := e.TargetRef; r != nil {
 		out.PodUID = UIDOf(string(r.UID))
 		if r.Kind == "Pod" {
@@ -200,6 +195,14 @@ func readEndpoint(e *discoveryv1.Endpoint, a netip.Addr, namespace string) Endpo
 		}
 	}
 	return out
+}
+
+// text returns what p points at; "" for nil.
+func text(p *string) string {
+	if p == nil {
+		return ""
+	}
+	return *p
 }
 
 func isTrue(p *bool, otherwise bool) bool {

@@ -104,7 +104,7 @@ func TestSliceIntake(t *testing.T) {
 			var got []string
 			for _, f := range only(t, snap).Families {
 				for _, e := range f.Endpoints {
-					got = append(got, strings.TrimSpace(e.Addr.String()+" "+e.Zone))
+					got = append(got, strings.TrimSpace(e.Addr.String()+" "+e.Zone()))
 				}
 			}
 			if !slices.Equal(got, tt.want) {

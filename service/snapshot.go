@@ -213,10 +213,9 @@ type Endpoint struct {
 	// Weight is what weighted algorithms go by; 0 = none was given, which counts as 1.
 	Weight uint16
 
-	Node   string // name of its node, may be empty
-	Zone   string // may be empty
-	Pod    Name   // targetRef if that is a Pod, else empty
-	PodUID UID    // of targetRef
+	Place
+	Pod    Name // targetRef if that is a Pod, else empty
+	PodUID UID  // of targetRef
 
 	// Hints are nil for none.
 	Hints *Hints
@@ -252,4 +251,4 @@ func (e *Endpoint) PodName() string {
 // InCluster reports whether the endpoint is on a node of the cluster, like a pod.
 // Other endpoints may be outside the cluster, and packets to them may need
 // translation on the way.
-func (e *Endpoint) InCluster() bool { return e.Node != "" }
+func (e *Endpoint) InCluster() bool { return e.Node() != "" }

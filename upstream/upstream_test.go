@@ -27,7 +27,7 @@ func rules(change func(*Rules)) *Rules {
 func TestChoose(t *testing.T) {
 	addr := netip.MustParseAddr
 	own := hostnet.NewAddresses([]netip.Addr{addr("10.1.0.1")})
-	in := service.Endpoint{Addr: netip.MustParseAddrPort("10.2.1.2:80"), Node: "other"}
+	in := service.Endpoint{Addr: netip.MustParseAddrPort("10.2.1.2:80"), Place: service.At("other", "")}
 	out := service.Endpoint{Addr: netip.MustParseAddrPort("192.0.2.7:80")}
 	returns := out
 	returns.MayReturn = true

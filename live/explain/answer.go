@@ -191,11 +191,11 @@ func appendEndpoints(b []byte, e *policy.Explanation, c *live.Choosing) []byte {
 		if words := standing.Words(); words != "" && g.Candidate {
 			b = fmt.Appendf(b, ", %s", words)
 		}
-		if g.Endpoint.Node != "" {
-			b = fmt.Appendf(b, "; node %s", printable.Name(g.Endpoint.Node))
+		if g.Endpoint.Node() != "" {
+			b = fmt.Appendf(b, "; node %s", printable.Name(g.Endpoint.Node()))
 		}
-		if g.Endpoint.Zone != "" {
-			b = fmt.Appendf(b, ", zone %s", printable.Name(g.Endpoint.Zone))
+		if g.Endpoint.Zone() != "" {
+			b = fmt.Appendf(b, ", zone %s", printable.Name(g.Endpoint.Zone()))
 		}
 		if g.Endpoint.Pod.Name != "" {
 			b = fmt.Appendf(b, ", pod %s", printable.Name(g.Endpoint.Pod.String()))

@@ -55,8 +55,8 @@ var configuredFields = []field{
 	{name: "tried", about: "an endpoint that answered or failed", example: "10.0.0.7", compile: tried},
 	{name: "pod", about: "the endpoint's pod: name or namespace/name", example: "shop/cart-*",
 		compile: qualified(func(r *conntrack.Record) *service.Name { return &endpointOf(r).Pod })},
-	{name: "node", about: "the endpoint's node", example: "node-b", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Node })},
-	{name: "zone", about: "the endpoint's zone", example: "z2", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Zone })},
+	{name: "node", about: "the endpoint's node", example: "node-b", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Node() })},
+	{name: "zone", about: "the endpoint's zone", example: "z2", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Zone() })},
 	set("protocol", "the protocol", "UDP", func(r *conntrack.Record) string { return r.Protocol.String() }, service.TCP, service.UDP, service.SCTP),
 }
 
@@ -167,7 +167,7 @@ func mentions(r *conntrack.Record, text string) bool {
 	}
 	ep := r.Endpoint
 	return ep != nil && (inAddress(ep.Addr, text) || strings.Contains(ep.Pod.Name, text) || spans(&ep.Pod, text, false) ||
-		strings.Contains(ep.Node, text) || containsFold(ep.Zone, text))
+		strings.Contains(ep.Node(), text) || containsFold(ep.Zone(), text))
 }
 
 // spans reports whether namespace/name contains a text that has the slash, or if it ended

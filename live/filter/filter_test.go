@@ -19,7 +19,7 @@ func sample() *conntrack.Record {
 		ID: 17, Protocol: service.TCP, Kind: service.ClusterIP, Client: netip.MustParseAddrPort("10.2.3.4:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"),
 		Port: &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "cart"}, Port: "http"}},
 		Endpoint: &service.Endpoint{
-			Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "node-b", Zone: "Z2", Pod: service.Name{Namespace: "shop", Name: "cart-2"},
+			Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Place: service.At("node-b", "Z2"), Pod: service.Name{Namespace: "shop", Name: "cart-2"},
 		},
 		SourceAddr: netip.MustParseAddrPort("10.1.0.1:50000"), Source: policy.SourceNode,
 		Failed:   []conntrack.Attempt{{Endpoint: dead, Error: conntrack.DialTimeout, Duration: int64(250 * time.Millisecond)}},

@@ -52,9 +52,9 @@ func (h *Handler) valuesOf(field string) (values []string) {
 			case "pod", "client_pod":
 				add(e.PodName())
 			case "node":
-				add(e.Node)
+				add(e.Node())
 			case "zone":
-				add(e.Zone)
+				add(e.Zone())
 			default:
 				add(e.Addr.String())
 			}

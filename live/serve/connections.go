@@ -178,7 +178,7 @@ func failureOf(f *conntrack.Failure) api.Failure {
 		out.Service = f.Port.Name.String()
 	}
 	if ep := f.Endpoint; ep != nil {
-		out.Endpoint, out.Pod, out.Node = ep.Addr.String(), ep.PodName(), ep.Node
+		out.Endpoint, out.Pod, out.Node = ep.Addr.String(), ep.PodName(), ep.Node()
 	}
 	return out
 }

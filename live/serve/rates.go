@@ -86,7 +86,7 @@ func ratesOf(g *live.Group, seconds float64) api.Rates {
 		out.Endpoint = g.Key.Endpoint.String()
 	}
 	if ep := g.Endpoint; ep != nil {
-		out.Pod, out.Node, out.Zone = ep.PodName(), ep.Node, ep.Zone
+		out.Pod, out.Node, out.Zone = ep.PodName(), ep.Node(), ep.Zone()
 	}
 	return out
 }

@@ -135,7 +135,7 @@ func (s *site) open(client string) *conntrack.Record {
 		s.shard.Open(r)
 		r.BeginAttempt(&service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:80")}, r.Start)
 		r.AttemptFailed(conntrack.DialRefused, r.Start+1000)
-		r.BeginAttempt(&service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:80"), Node: "n"}, r.Start+1000)
+		r.BeginAttempt(&service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:80"), Place: service.At("n", "")}, r.Start+1000)
 		r.AttemptSucceeded(r.Start + 2000)
 		s.shard.Flush()
 	})

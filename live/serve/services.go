@@ -59,7 +59,7 @@ func portMentions(p *service.Port, text string) bool {
 			return true
 		}
 		if slices.ContainsFunc(p.Families[f].Endpoints, func(e service.Endpoint) bool {
-			return strings.Contains(e.Addr.String(), text) || strings.Contains(e.PodName(), text) || strings.Contains(e.Node, text)
+			return strings.Contains(e.Addr.String(), text) || strings.Contains(e.PodName(), text) || strings.Contains(e.Node(), text)
 		}) {
 			return true
 		}
@@ -146,7 +146,7 @@ func serviceOf(p *service.Port, t *conntrack.Totals, terms *filter.Filter, c liv
 
 func endpointOf(e *service.Endpoint, c *live.Choosing) api.Endpoint {
 	return api.Endpoint{
-		Endpoint: e.Addr.String(), Pod: e.PodName(), Node: e.Node, Zone: e.Zone, Local: e.Local,
+		Endpoint: e.Addr.String(), Pod: e.PodName(), Node: e.Node(), Zone: e.Zone(), Local: e.Local,
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
 		Standing: c.Standing(e.Addr),
 	}

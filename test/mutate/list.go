@@ -122,6 +122,11 @@ var promises = []mutation{
 		pkg: "balancer", test: "TestSlowStartOfPods",
 	},
 	{
+		name: "place-needs-a-node", what: "an endpoint whose node is unknown loses its zone",
+		file: "service/place.go", old: "node == \"\" && zone == \"\"", new: "node == \"\"",
+		pkg: "service", test: "TestPlace",
+	},
+	{
 		name: "uid-with-a-tail", what: "UIDs of pods that begin alike are the same",
 		file: "service/uid.go", old: "len(text) != 36", new: "len(text) < 36",
 		pkg: "service", test: "TestUIDsDiffer",

@@ -78,7 +78,7 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 		if i := slices.Index(backendNames, e.Pod.Name); e.Addr.Addr() != backendAddr(i, v4) && e.Addr.Addr() != backendAddr(i, v6) {
 			t.Errorf("%s: the address of %s is %s", svc, e.Pod.Name, e.Addr)
 		}
-		if e.Pod.Namespace != "shop" || e.Node != "node-b" || e.Zone != "zone-b" || !e.Ready || e.Addr.Port() != backendPort {
+		if e.Pod.Namespace != "shop" || e.Node() != "node-b" || e.Zone() != "zone-b" || !e.Ready || e.Addr.Port() != backendPort {
 			t.Errorf("%s at %s: endpoint %+v", svc, vip, e)
 		}
 	}

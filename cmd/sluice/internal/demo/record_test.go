@@ -25,7 +25,7 @@ func written(t *testing.T, console bool, r conntrack.Record) string {
 
 func exampleRecord() conntrack.Record {
 	endpoint := func(addr, pod string) *service.Endpoint {
-		return &service.Endpoint{Addr: netip.MustParseAddrPort(addr), Pod: service.Name{Namespace: "shop", Name: pod}, Node: "node-b", Zone: "zone-b"}
+		return &service.Endpoint{Addr: netip.MustParseAddrPort(addr), Pod: service.Name{Namespace: "shop", Name: pod}, Place: service.At("node-b", "zone-b")}
 	}
 	return conntrack.Record{
 		ID: 7, Wall: time.Date(2026, 6, 1, 12, 0, 0, 250e6, time.UTC).UnixNano(), Protocol: service.TCP, Kind: service.ClusterIP,

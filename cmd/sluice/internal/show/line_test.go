@@ -45,7 +45,7 @@ func TestLineOfDocumentedExamples(t *testing.T) {
 // Records that the documentation does not show have the console form of the access log
 // too.
 func TestLineIsTheConsoleForm(t *testing.T) {
-	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.15:8080"), Pod: service.Name{Namespace: "shop", Name: "elm|\x1b"}, Node: "node b"}
+	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.15:8080"), Pod: service.Name{Namespace: "shop", Name: "elm|\x1b"}, Place: service.At("node b", "")}
 	whole := conntrack.Record{
 		Wall: time.Now().UnixNano(), Protocol: service.TCP, Client: netip.MustParseAddrPort("10.244.0.11:41822"), VIP: netip.MustParseAddrPort("10.96.0.30:80"),
 		Endpoint: endpoint, Attempts: 2, Connected: true, Failed: []conntrack.Attempt{{Error: conntrack.DialNoAddress, Duration: 213_000}, {Endpoint: endpoint, Error: conntrack.DialRefused}},
