@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -138,15 +139,11 @@ func TestWhatCountsAsAFailure(t *testing.T) {
 		}
 		s.loads.Ended(l, Served, 0)
 	}
-	if got := s.b.Ejected(); got != 0 {
-		t.Error("failures count that are not in a row")
-	}
+	check.Equalf(t, s.b.Ejected(), 0, "failures count that are not in a row")
 	for range 5 {
 		s.loads.Refused(l, 0)
 	}
-	if got := s.b.Ejected(); got != 1 {
-		t.Error("attempts that fail do not count")
-	}
+	check.Equalf(t, s.b.Ejected(), 1, "attempts that fail do not count")
 }
 
 // TestEjectionWithEachAlgorithm: none goes to an ejected endpoint.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestStanding: what is said of an endpoint is what connections meet.
@@ -12,9 +13,7 @@ func TestStanding(t *testing.T) {
 	s := newSick(t, 4, Ejection{After: 5})
 	s.now = time.Hour // other than 0
 	of := func(i int) Standing { return s.b.Standing(s.list[i].Addr, int64(s.now)) }
-	if got := of(0); got != (Standing{Share: 1}) {
-		t.Errorf("at first: %+v", got)
-	}
+	check.Equalf(t, of(0), Standing{Share: 1}, "at first")
 	for !of(0).Ejected {
 		s.run(time.Millisecond, Unserved)
 	}
@@ -22,9 +21,7 @@ func TestStanding(t *testing.T) {
 	if got := of(0); got.Trying || !got.Resets || got.For+got.Left != firstEjection || got.For < 3*time.Second || got.For > 4*time.Second {
 		t.Errorf("3 s after the first ejection: %+v", got)
 	}
-	if got := of(1); got != (Standing{Share: 1}) {
-		t.Errorf("another one: %+v", got)
-	}
+	check.Equalf(t, of(1), Standing{Share: 1}, "another one")
 	s.now += 8 * time.Second
 	if got := of(0); !got.Ejected || got.Left != 0 {
 		t.Errorf("when its time is over and nobody has tried it: %+v", got)
@@ -54,10 +51,6 @@ func TestStanding(t *testing.T) {
 	b.Configure(opts)
 	opts.Loads.Of(list[0].Addr).Begin()
 	opts.Loads.Of(list[0].Addr).Begin()
-	if got := b.Standing(list[0].Addr, now+1); got != (Standing{Open: 2, Full: true, Share: 1}) {
-		t.Errorf("with two connections of two: %+v", got)
-	}
-	if got := b.Standing(list[1].Addr, now+int64(15*time.Second)); got != (Standing{Share: 0.5}) {
-		t.Errorf("in the middle of its slow start: %+v", got)
-	}
+	check.Equalf(t, b.Standing(list[0].Addr, now+1), Standing{Open: 2, Full: true, Share: 1}, "with two connections of two")
+	check.Equalf(t, b.Standing(list[1].Addr, now+int64(15*time.Second)), Standing{Share: 0.5}, "in the middle of its slow start")
 }

@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -82,9 +83,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("dial errors %v, want %v", got, want)
 	}
 	for _, s := range []fmt.Stringer{End(200), DialError(200)} {
-		if s.String() != "unknown" {
-			t.Errorf("%T(200) is %v", s, s)
-		}
+		check.Equalf(t, s.String(), "unknown", "%T(200) is %v", s, s)
 	}
 }
 
@@ -496,9 +495,7 @@ func TestListWhileConnectionsComeAndGo(t *testing.T) {
 
 	// A listing that is broken off leaves nothing in the table.
 	enough := errors.New("enough")
-	if err := table.List(context.Background(), post, func(*Record) error { return enough }); err != enough {
-		t.Errorf("List: %v", err)
-	}
+	check.Equalf(t, table.List(context.Background(), post, func(*Record) error { return enough }), enough, "List")
 	ctx, cancel := context.WithCancel(context.Background())
 	n := 0
 	err := table.List(ctx, post, func(*Record) error {
@@ -516,9 +513,7 @@ func TestListWhileConnectionsComeAndGo(t *testing.T) {
 		loops[i].do(func() {
 			s := table.Shard(i)
 			for r := s.list.next; r != &s.list; r = r.next {
-				if r.state != recordOpen {
-					t.Error("a marker is left in the list")
-				}
+				check.Equalf(t, r.state, recordOpen, "a marker is left in the list")
 			}
 			closeAll(s, func(r *Record) { r.End = Shutdown })
 		})

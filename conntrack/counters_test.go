@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func portName(name string) service.PortName {
@@ -55,9 +56,7 @@ func TestCountersOfAConnection(t *testing.T) {
 // A service port without connections has small counters: a large cluster has many of them on each node.
 func TestCountersOfAnIdlePortAreSmall(t *testing.T) {
 	c := NewTable(Options{}).Counters(portName("web"))
-	if got := c.Totals(); got != (Totals{}) {
-		t.Errorf("%+v", got)
-	}
+	check.Equal(t, c.Totals(), Totals{})
 	if size := unsafe.Sizeof(*c); size > 352 || c.outcomes.Load() != nil {
 		t.Errorf("%d bytes, and %p", size, c.outcomes.Load())
 	}
@@ -105,9 +104,7 @@ func TestCountersLiveAsLongAsThePort(t *testing.T) {
 	if len(ports) != 2 || ports[0].Name != portName("web") || all.Active != 1 {
 		t.Errorf("forgotten with a connection open: %+v", ports)
 	}
-	if table.Counters(portName("web")) != web {
-		t.Error("a port that comes back has other counters")
-	}
+	check.Equalf(t, table.Counters(portName("web")), web, "a port that comes back has other counters")
 	table.Forget(portName("web"))
 	table.Forget(portName("never-seen"))
 	s.Close(r)

@@ -17,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -88,9 +89,7 @@ func TestFlushWrites(t *testing.T) {
 	l := open(t, LogOptions{Path: path, Console: true})
 	defer l.Close()
 	l.Write(numbered(1, 4))
-	if text := read(t, path); text != "" {
-		t.Errorf("before Flush: %q", text)
-	}
+	check.Equalf(t, read(t, path), "", "before Flush")
 	l.Flush()
 	if text := read(t, path); strings.Count(text, "\n") != 3 {
 		t.Errorf("after Flush: %q", text)
@@ -228,9 +227,7 @@ func TestDiskFillsUpAndRecovers(t *testing.T) {
 	disk.room = line + line/2 // a line and a half
 	write(4, 8)
 	write(8, 10)
-	if got := l.Stats(); got != (LogStats{Written: 4, Lost: 5, Errors: 2}) {
-		t.Errorf("while it is full: %+v", got)
-	}
+	check.Equalf(t, l.Stats(), LogStats{Written: 4, Lost: 5, Errors: 2}, "while it is full")
 	now = now.Add(59 * time.Second)
 	write(10, 12)
 	if n := strings.Count(told.String(), "\n"); n != 1 {
@@ -249,9 +246,7 @@ func TestDiskFillsUpAndRecovers(t *testing.T) {
 	if told.String() != want {
 		t.Errorf("told\n%s, want\n%s", told.String(), want)
 	}
-	if got := l.Stats(); got != (LogStats{Written: 7, Lost: 8, Errors: 4}) {
-		t.Errorf("afterwards: %+v", got)
-	}
+	check.Equalf(t, l.Stats(), LogStats{Written: 7, Lost: 8, Errors: 4}, "afterwards")
 	lines := strings.Split(strings.TrimSuffix(disk.String(), "\n"), "\n")
 	var whole []string
 	torn := 0

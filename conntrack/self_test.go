@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // The node's own processes have the source address that the kernel chose, such as the
@@ -20,21 +22,15 @@ func TestRecordsNameTheNodeAsClient(t *testing.T) {
 	} {
 		r := Record{Client: netip.MustParseAddrPort(client)}
 		s.Open(&r)
-		if got := r.ClientNode(); got != want {
-			t.Errorf("%s: %q, want %q", client, got, want)
-		}
+		check.Equalf(t, r.ClientNode(), want, "%s", client)
 		listed := r.copyFor(Listed, 0)
-		if got := listed.ClientNode(); got != want {
-			t.Errorf("%s, listed: %q, want %q", client, got, want)
-		}
+		check.Equalf(t, listed.ClientNode(), want, "%s, listed", client)
 		var parked Parked
 		if !s.Park(&r, &parked, describer{r.Client}) {
 			t.Fatal("not parked")
 		}
 		parked.with(s, func(r *Record) {
-			if got := r.ClientNode(); got != want {
-				t.Errorf("%s, parked: %q, want %q", client, got, want)
-			}
+			check.Equalf(t, r.ClientNode(), want, "%s, parked", client)
 		})
 		s.Unpark(&parked, &r)
 		s.Close(&r)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -166,9 +167,7 @@ func TestAnswersInTrains(t *testing.T) {
 			out.Append(to, []byte(want[i]), 0, true)
 		}
 		must.OK(t, raw.Control(func(fd uintptr) {
-			if errno := out.Send(int(fd)); errno != 0 {
-				t.Error(errno)
-			}
+			check.Equal(t, out.Send(int(fd)), 0)
 		}))
 		for i := range want {
 			if size, err := c.Read(buf); err != nil || string(buf[:size]) != want[i] {
@@ -211,9 +210,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	for _, r := range n.records {
 		failed += len(r.Failed)
 		for _, a := range r.Failed {
-			if a.Error != conntrack.DialRefused {
-				t.Errorf("attempt failed: %v", a.Error)
-			}
+			check.Equalf(t, a.Error, conntrack.DialRefused, "attempt failed")
 		}
 	}
 	// Two endpoints, each tried again after half a second.

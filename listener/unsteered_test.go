@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // withSCTP gives a plane a protocol that cannot be steered.
@@ -36,9 +37,7 @@ func TestUnsteeredProtocolIsBound(t *testing.T) {
 	p.apply(overSCTP())
 	p.want("local 10.96.0.3/32", "local 192.0.2.3/32", "cluster 10.96.0.3", "cluster 192.0.2.3")
 	for dst, action := range sctp.bound {
-		if action.String() != "refuse" {
-			t.Errorf("%s: %s", dst, action)
-		}
+		check.Equalf(t, action.String(), "refuse", "%s: %s", dst, action)
 	}
 	if len(sctp.bound) != 2 {
 		t.Errorf("bound: %v", sctp.bound)
@@ -68,7 +67,5 @@ func TestProtocolThatTheKernelLacks(t *testing.T) {
 	if got := p.manager.Stats().Lacking; got != 0 || len(sctp.bound) != 2 {
 		t.Errorf("%d cluster IP ports refuse, bound %v", got, sctp.bound)
 	}
-	if got := p.manager.NextMaintenance(); got != verifyInterval {
-		t.Errorf("there is something to try again: %v", got)
-	}
+	check.Equalf(t, p.manager.NextMaintenance(), verifyInterval, "there is something to try again")
 }

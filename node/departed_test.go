@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestDeparted plays changes of a port whose connections have 10 s, and says after each step
@@ -93,9 +94,7 @@ func TestDepartedIsBounded(t *testing.T) {
 	o := d.take(now.Add(drain))[name]
 	for port := range uint16(21) {
 		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, 7}), 1+port)
-		if is, want := o.has(a), port < 20; is != want {
-			t.Errorf("connections to %s end: %v, want %v", a, is, want)
-		}
+		check.Equalf(t, o.has(a), port < 20, "connections to %s end", a)
 	}
 	if o.has(stays) {
 		t.Error("connections to an endpoint that still serves end")
@@ -112,9 +111,7 @@ func TestDepartedRestart(t *testing.T) {
 	want := func(at int, want bool) {
 		t.Helper()
 		o := d.take(began.Add(time.Duration(at) * time.Second))[name]
-		if is := o != nil && o.has(netip.MustParseAddrPort("10.0.0.1:80")); is != want {
-			t.Errorf("at %d s, connections end: %v, want %v", at, is, want)
-		}
+		check.Equalf(t, o != nil && o.has(netip.MustParseAddrPort("10.0.0.1:80")), want, "at %d s, connections end", at)
 	}
 	restart := func(at int) { d.restart(began.Add(time.Duration(at) * time.Second)) }
 	restart(4)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -23,9 +24,7 @@ import (
 func takesOver(t *testing.T, manifest string) (c Config, begin func() *Proxy) {
 	t.Helper()
 	root, unmount, err := bpffs.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(unmount)
 	c = config(t, manifest)
 	c.AdminSocket, c.Steering.BPFRoot = filepath.Join(t.TempDir(), "admin"), root
@@ -33,9 +32,7 @@ func takesOver(t *testing.T, manifest string) (c Config, begin func() *Proxy) {
 	return c, func() *Proxy {
 		t.Helper()
 		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return p
 	}
 }
@@ -80,9 +77,7 @@ func TestEndWaitsForATakeOver(t *testing.T) {
 	firstEnded := make(chan struct{})
 	go func() { defer close(firstEnded); stopFirst() }()
 	for range 50 {
-		if err := askWeb(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, askWeb())
 	}
 	_, stopNext := run(t, next)
 	for ended := false; !ended; {
@@ -91,9 +86,7 @@ func TestEndWaitsForATakeOver(t *testing.T) {
 			ended = true
 		default:
 		}
-		if err := askWeb(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, askWeb())
 	}
 	if first.successor == nil {
 		t.Error("the first process has not handed over")
@@ -103,9 +96,7 @@ func TestEndWaitsForATakeOver(t *testing.T) {
 	last := begin()
 	nextEnded := make(chan struct{})
 	go func() { defer close(nextEnded); stopNext() }()
-	if err := askWeb(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, askWeb())
 	_ = last.before.conn.Close() // as if it had died
 	<-nextEnded
 	if next.successor != nil {
@@ -130,9 +121,7 @@ endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], n
 	admin := client.New(c.AdminSocket)
 	tell := func(endpoint string, back bool) {
 		t.Helper()
-		if err := admin.Act(context.Background(), api.PathDrain, &api.Drain{Endpoint: endpoint, Back: back}, new(api.Drains)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, admin.Act(context.Background(), api.PathDrain, &api.Drain{Endpoint: endpoint, Back: back}, new(api.Drains)))
 	}
 	first := begin()
 	_, stopFirst := run(t, first)
@@ -147,21 +136,17 @@ endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], n
 	defer stopNext()
 	wait.True(t, "the next process serves", func() bool { return next.applied.Load() != 0 })
 	var list api.Drains
-	if err := admin.Get(ctx, api.PathDrain, nil, &list); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, admin.Get(ctx, api.PathDrain, nil, &list))
 	if len(list.Drained) != 1 || list.Drained[0].Endpoint != "192.0.2.3" {
 		t.Errorf("the next process lists %+v as drained", list.Drained)
 	}
 	stopFirst()
 	var used []string
-	if err := next.onRun(ctx, func() {
+	must.OK(t, next.onRun(ctx, func() {
 		for _, e := range next.table.Balanced(0, service.IPv4) {
 			used = append(used, e.Addr.Addr().String())
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	slices.Sort(used)
 	if want := []string{"192.0.2.1", "192.0.2.2"}; !slices.Equal(used, want) {
 		t.Errorf("new connections go to %v, want %v", used, want)

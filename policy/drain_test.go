@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // Drained endpoints serve only if no other is ready, and a change of the set changes
@@ -52,11 +53,7 @@ func TestDrained(t *testing.T) {
 		for _, e := range categorize(port, v, is).cluster {
 			got = append(got, e.Addr.String())
 		}
-		if strings.Join(got, " ") != tt.want {
-			t.Errorf("drained %v: %v, want %s", tt.set, got, tt.want)
-		}
-		if n.compilesAs(is) != (len(tt.set) == 0) {
-			t.Errorf("drained %v: ports are not compiled again", tt.set)
-		}
+		check.Equalf(t, strings.Join(got, " "), tt.want, "drained %v: %v", tt.set, got)
+		check.Equalf(t, n.compilesAs(is), len(tt.set) == 0, "drained %v: ports are not compiled again", tt.set)
 	}
 }

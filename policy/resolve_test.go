@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // say returns a verdict on one line: what a table of expectations can be read
@@ -169,9 +170,7 @@ func TestResolve(t *testing.T) {
 			if got := say(v); got != tt.want {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
-			if (v.Port == nil) != (v.Rule == RuleUnknownPort || v.Rule == RuleNotOurs) {
-				t.Errorf("port: %v", v.Port)
-			}
+			check.Equalf(t, v.Port == nil, v.Rule == RuleUnknownPort || v.Rule == RuleNotOurs, "port: %v", v.Port)
 			if got := table.Resolve(service.UDP, client, dst); got.Action == Accept {
 				t.Errorf("UDP, which the service does not have: %s", say(got))
 			}
@@ -185,21 +184,15 @@ func TestVerdictKind(t *testing.T) {
 		"10.96.0.1:80": service.ClusterIP, "192.0.2.1:80": service.ExternalIP, "192.0.2.2:80": service.LoadBalancer,
 		"172.16.0.1:30000": service.NodePort, "10.96.0.1:81": service.ClusterIP,
 	} {
-		if got := table.Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort(dst)).Kind; got != want {
-			t.Errorf("A3.1 %s: got %s, want %s", dst, got, want)
-		}
+		check.Equalf(t, table.Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort(dst)).Kind, want, "A3.1 %s", dst)
 	}
 }
 
 func TestSourceFor(t *testing.T) {
 	pod, other := clients["pod"], netip.MustParseAddr("10.1.0.1")
 	v := Verdict{Source: SourceClient}
-	if got := v.SourceFor(pod, pod); got != SourceNode {
-		t.Errorf("A3.8 hairpin: %s", got)
-	}
-	if got := v.SourceFor(pod, other); got != SourceClient {
-		t.Errorf("A3.9 another endpoint: %s", got)
-	}
+	check.Equalf(t, v.SourceFor(pod, pod), SourceNode, "A3.8 hairpin")
+	check.Equalf(t, v.SourceFor(pod, other), SourceClient, "A3.9 another endpoint")
 }
 
 func TestSteering(t *testing.T) {
@@ -227,9 +220,7 @@ func TestSteering(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			ap := netip.MustParseAddrPort(tt.dst)
-			if got := table.Steering(service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: service.TCP}); got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
-			}
+			check.Equal(t, table.Steering(service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: service.TCP}), tt.want)
 		})
 	}
 }
@@ -267,9 +258,7 @@ func TestNodePortAddresses(t *testing.T) {
 					got += letter
 				}
 			}
-			if got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			check.Equal(t, got, tt.want)
 		})
 	}
 }
@@ -336,14 +325,10 @@ func TestZoneChange(t *testing.T) {
 	c.Nodes = []*corev1.Node{nodeObject(ownNode, map[string]string{"topology.kubernetes.io/zone": "a"})}
 	dst := netip.MustParseAddrPort("10.96.0.1:80")
 	first := Compile(nil, st.Apply(c), Config{NodeName: ownNode})
-	if got := names(first.Resolve(service.TCP, clients["pod"], dst).Candidates); got != "10.1.0.1" {
-		t.Errorf("A2.9: %q", got)
-	}
+	check.Equalf(t, names(first.Resolve(service.TCP, clients["pod"], dst).Candidates), "10.1.0.1", "A2.9")
 	moved := service.Change{Nodes: []*corev1.Node{nodeObject(ownNode, map[string]string{"topology.kubernetes.io/zone": "b"})}}
 	second := Compile(first, st.Apply(moved), Config{NodeName: ownNode})
-	if got := names(second.Resolve(service.TCP, clients["pod"], dst).Candidates); got != "10.1.0.2" {
-		t.Errorf("A2.13: %q", got)
-	}
+	check.Equalf(t, names(second.Resolve(service.TCP, clients["pod"], dst).Candidates), "10.1.0.2", "A2.13")
 }
 
 // TestCompileKeepsWhatDidNotChange: by the lists' own memory, and by chunks.
@@ -399,7 +384,5 @@ func TestRuleNames(t *testing.T) {
 			t.Errorf("rule %d: %q", r, r)
 		}
 	}
-	if got := Rule(200).String(); got != "unknown" {
-		t.Errorf("got %q", got)
-	}
+	check.Equal(t, Rule(200).String(), "unknown")
 }

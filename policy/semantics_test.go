@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestOnlyHintsCount shows A2.11: the Service's spec and annotations have no effect
@@ -104,9 +105,7 @@ func TestKeepsClients(t *testing.T) {
 	} {
 		tt.svc.name, tt.svc.clusterIPs, tt.svc.endpoints = "web", "10.96.0.1", []string{"10.1.0.1"}
 		table := Compile(nil, newStore().Apply(change(t, tt.svc)), Config{NodeName: ownNode, MasqueradeAll: tt.all})
-		if got := table.KeepsClients(); got != tt.want {
-			t.Errorf("A3.9 %s: %v", tt.name, got)
-		}
+		check.Equalf(t, table.KeepsClients(), tt.want, "A3.9 %s", tt.name)
 	}
 }
 
@@ -118,20 +117,14 @@ func TestPodCIDRsComeAndChange(t *testing.T) {
 	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", endpoints: []string{"10.1.0.1"}})
 	cfg := Config{NodeName: ownNode, DetectLocal: DetectNodeCIDR}
 	table := Compile(nil, st.Apply(c), cfg)
-	if got := table.Resolve(service.TCP, clients["outside"], dst).Source; got != SourceClient {
-		t.Errorf("A4.8, A3.7 without podCIDRs: %s", got)
-	}
+	check.Equalf(t, table.Resolve(service.TCP, clients["outside"], dst).Source, SourceClient, "A4.8, A3.7 without podCIDRs")
 	for _, cidr := range []string{"10.244.0.0/24", "10.244.7.0/24"} {
 		n := nodeObject(ownNode, nil)
 		n.Spec.PodCIDRs = []string{cidr}
 		table = Compile(table, st.Apply(service.Change{Nodes: []*corev1.Node{n}}), cfg)
 		pod := netip.MustParsePrefix(cidr).Addr().Next()
-		if got := table.Resolve(service.TCP, pod, dst).Source; got != SourceClient {
-			t.Errorf("A4.8 pod in %s: %s", cidr, got)
-		}
-		if got := table.Resolve(service.TCP, clients["outside"], dst).Source; got != SourceNode {
-			t.Errorf("A4.8 outside of %s: %s", cidr, got)
-		}
+		check.Equalf(t, table.Resolve(service.TCP, pod, dst).Source, SourceClient, "A4.8 pod in %s", cidr)
+		check.Equalf(t, table.Resolve(service.TCP, clients["outside"], dst).Source, SourceNode, "A4.8 outside of %s", cidr)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestCategorize goes through what upstream's table of the same purpose goes
@@ -97,9 +98,7 @@ func TestCategorize(t *testing.T) {
 				if want == unused {
 					want = ""
 				}
-				if names(list) != want {
-					t.Errorf("%s: got %q, want %q", what, names(list), want)
-				}
+				check.Equalf(t, names(list), want, "%s", what)
 			}
 			check("cluster", tt.cluster, got.cluster)
 			check("local", tt.local, got.local)
@@ -124,9 +123,7 @@ func TestExternallyAccessible(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := externallyAccessible(&tt.port, &tt.view); got != tt.want {
-				t.Errorf("got %t", got)
-			}
+			check.Equal(t, externallyAccessible(&tt.port, &tt.view), tt.want)
 		})
 	}
 }
@@ -191,9 +188,7 @@ func TestTopologyKeys(t *testing.T) {
 			for _, dst := range []string{"10.96.0.1:80", "172.16.0.1:30000"} {
 				ap := netip.MustParseAddrPort(dst)
 				v := table.Resolve(service.TCP, clients["outside"], ap)
-				if got := names(v.Candidates); got != tt.want {
-					t.Errorf("%s: got %q, want %q", dst, got, tt.want)
-				}
+				check.Equalf(t, names(v.Candidates), tt.want, "%s", dst)
 				want := Accept
 				if tt.want == "" {
 					want = Refuse // as if the service had no endpoints
@@ -243,9 +238,7 @@ func TestTopologyKeysFollowLabels(t *testing.T) {
 		table = Compile(table, st.Apply(c), Config{NodeName: ownNode})
 		c = service.Change{}
 		got := table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.1:80"))
-		if names(got.Candidates) != want {
-			t.Errorf("%s: got %q, want %q", what, names(got.Candidates), want)
-		}
+		check.Equalf(t, names(got.Candidates), want, "%s", what)
 		other := &table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.2:80")).Candidates[0]
 		if plain != nil && other != plain {
 			t.Errorf("%s: a service without keys was compiled again", what)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -171,9 +172,7 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 			was, _ := from.Steer.Get(d)
 			is, _ := to.Steer.Get(d)
 			differs := was != is || from.Refuse.Has(d) != to.Refuse.Has(d) || from.Silent.Has(d) != to.Silent.Has(d) || from.Lingering.Has(d) != to.Lingering.Has(d)
-			if touched[d] != differs {
-				t.Fatalf("%s is touched: %v, want %v", d, touched[d], differs)
-			}
+			must.Equalf(t, touched[d], differs, "%s is touched", d)
 		}
 		from = to
 	}
@@ -185,9 +184,7 @@ func TestIsLocal(t *testing.T) {
 		"10.95.255.255": false, "10.96.0.0": true, "10.96.255.255": true, "10.97.0.0": false, "10.98.0.1": true,
 		"10.98.0.2": false, "fd00::1": false, "fd01::ffff": true, "fd01::1:0": false,
 	} {
-		if got := IsLocal(local, netip.MustParseAddr(addr)); got != want {
-			t.Errorf("%s: got %v", addr, got)
-		}
+		check.Equalf(t, IsLocal(local, netip.MustParseAddr(addr)), want, "%s", addr)
 	}
 	if IsLocal(Set[netip.Prefix]{}, netip.MustParseAddr("10.0.0.1")) {
 		t.Error("nothing covers something")
@@ -289,9 +286,7 @@ func TestExcept(t *testing.T) {
 		for _, a := range c.without {
 			without = append(without, netip.MustParseAddr(a))
 		}
-		if got := fmt.Sprint(Except(netip.MustParsePrefix(c.from), without)); got != c.want {
-			t.Errorf("%s without %v: got %s, want %s", c.from, c.without, got, c.want)
-		}
+		check.Equalf(t, fmt.Sprint(Except(netip.MustParsePrefix(c.from), without)), c.want, "%s without %v", c.from, c.without)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {

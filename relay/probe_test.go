@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -127,12 +128,8 @@ func TestProbeOfAnEndpointThatResets(t *testing.T) {
 	})
 	p.upstream, _ = sys.ConnectTCP(other, netip.AddrPort{}, sys.ConnectOptions{})
 	until(t, p.upstream, unix.POLLOUT)
-	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, p.worker.Probe(&p.link, p.clientFD, p.upstream), 0)
 	p.worker.Start(&p.link, Socket{FD: p.clientFD}, Socket{FD: p.upstream}, p)
 	defer p.worker.Abort(&p.link, Shutdown)
-	if got := <-got; got != "hello" {
-		t.Errorf("the other endpoint got %q", got)
-	}
+	check.Equalf(t, <-got, "hello", "the other endpoint")
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // quiet is a play whose peers do only what the test says.
@@ -21,9 +23,7 @@ func quiet(config Config) *play {
 
 func (p *play) wantEnds(t *testing.T, want ...End) {
 	t.Helper()
-	if p.fault != "" {
-		t.Fatal(p.fault)
-	}
+	must.Equal(t, p.fault, "")
 	if len(p.ends) != len(want) || len(want) == 1 && p.ends[0] != want[0] {
 		t.Fatalf("ended %v, want %v", p.ends, want)
 	}
@@ -88,9 +88,7 @@ func TestNoTimeout(t *testing.T) {
 	p.settle()
 	p.elapse(1e6 * second)
 	p.wantEnds(t)
-	if len(p.timers) != 0 {
-		t.Fatal("a timer runs for nothing")
-	}
+	must.Equalf(t, len(p.timers), 0, "a timer runs for nothing")
 }
 
 // TestLiveness: the endpoint's socket gets its options once the link has lived a
@@ -258,9 +256,7 @@ func (e End) String() string {
 
 func TestNames(t *testing.T) {
 	for end, name := range map[End]string{EndNone: "none", ClientFin: "client_fin", EndpointReset: "endpoint_reset", EndpointTimeout: "endpoint_timeout", Limit: "limit", 99: "unknown"} {
-		if end.String() != name {
-			t.Errorf("%d is called %q", end, end)
-		}
+		check.Equalf(t, end.String(), name, "%d is called %q", end, end)
 	}
 }
 
@@ -301,9 +297,7 @@ func TestBuffersOfBulk(t *testing.T) {
 			}
 			deliver(20 << 20)
 			want(grown, bulkBuffer)
-			if p.fault != "" {
-				t.Fatal(p.fault)
-			}
+			must.Equal(t, p.fault, "")
 		}
 	}
 }
@@ -315,9 +309,7 @@ func TestNoDelayFromTheSecondWriteOn(t *testing.T) {
 	for i, want := range []bool{false, true, true} {
 		p.peerSends(client, 100)
 		p.settle()
-		if got := p.socks[endpoint].noDelay; got != want {
-			t.Errorf("after write %d: %v, want %v", i+1, got, want)
-		}
+		check.Equalf(t, p.socks[endpoint].noDelay, want, "after write %d", i+1)
 	}
 	if p.socks[client].noDelay {
 		t.Error("the client's socket has it from its listener")

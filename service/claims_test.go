@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestEarlierClaimStays: no Service takes over an address of another Service,
@@ -39,9 +41,7 @@ func TestEarlierClaimStays(t *testing.T) {
 			for _, c := range tt.steps {
 				s.Apply(c)
 			}
-			if got := found(s.Snapshot(), at, TCP); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			check.Equal(t, found(s.Snapshot(), at, TCP), tt.want)
 			_, winner, _ := strings.Cut(tt.want, " ")
 			named := func(text string) bool { return strings.Contains(text, "belongs to Service "+winner) }
 			if got := problemTexts(s.Snapshot()); !slices.ContainsFunc(got, named) {
@@ -71,9 +71,7 @@ func TestEarlierClaimStaysWhateverItsKind(t *testing.T) {
 		for _, c := range tt.steps {
 			s.Apply(c)
 		}
-		if got := found(s.Snapshot(), ip+":80", TCP); got != tt.want {
-			t.Errorf("earlier first %v, %d steps: got %q, want %q", tt.earlierFirst, len(tt.steps), got, tt.want)
-		}
+		check.Equalf(t, found(s.Snapshot(), ip+":80", TCP), tt.want, "earlier first %v, %d steps", tt.earlierFirst, len(tt.steps))
 	}
 }
 
@@ -108,16 +106,12 @@ func TestNodePortGoesBeforeExternalIP(t *testing.T) {
 			s.Apply(c)
 		}
 		snap := s.Snapshot()
-		if got := found(snap, "172.16.0.1:30000", TCP); got != "" {
-			t.Errorf("%s: %q", name, got)
-		}
+		check.Equalf(t, found(snap, "172.16.0.1:30000", TCP), "", "%s", name)
 		if got := problemTexts(snap); len(got) != 1 || got[0] != "Service default/thief: ExternalIP 172.16.0.1:30000/TCP is a node port of Service default/web: left out" {
 			t.Errorf("%s: problems %q", name, got)
 		}
 		s.Apply(Change{Host: &Host{}})
-		if got := found(s.Snapshot(), "172.16.0.1:30000", TCP); got != "ExternalIP default/thief" {
-			t.Errorf("%s: on another node: %q", name, got)
-		}
+		check.Equalf(t, found(s.Snapshot(), "172.16.0.1:30000", TCP), "ExternalIP default/thief", "%s: on another node", name)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -426,9 +428,7 @@ func TestStoreAgainstModel(t *testing.T) {
 			before := s.Snapshot()
 			was := dump(before)
 			snap := s.Apply(w.randomChange(r))
-			if dump(before) != was {
-				t.Fatalf("seed %d, change %d: the last snapshot changed", seed, i)
-			}
+			must.Equalf(t, dump(before), was, "seed %d, change %d: the last snapshot changed", seed, i)
 			checkModel(t, w, snap)
 			checkKept(t, before, snap)
 			again := NewStore(StoreOptions{NodeName: worldNode})
@@ -501,9 +501,7 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 			}
 		}
 		want := slices.ContainsFunc(w.handled(), func(svc *corev1.Service) bool { return slices.Contains(clusterIPsOf(svc), a) })
-		if got := s.HasClusterIP(a); got != want {
-			t.Errorf("HasClusterIP(%s): got %t", a, got)
-		}
+		check.Equalf(t, s.HasClusterIP(a), want, "HasClusterIP(%s)", a)
 	}
 	for _, proto := range []Protocol{TCP, UDP} {
 		for port := uint16(30000); port < 30003; port++ {
@@ -511,9 +509,7 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 			if id, ok := s.FindNodePort(proto, port); ok {
 				got = s.Ports[id].Name.String()
 			}
-			if want := w.nodePort(proto, port); got != want {
-				t.Errorf("node port %d/%s: got %q, want %q", port, proto, got, want)
-			}
+			check.Equalf(t, got, w.nodePort(proto, port), "node port %d/%s", port, proto)
 		}
 	}
 	count := 0

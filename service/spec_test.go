@@ -8,6 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestServiceIntake applies one Service to an empty Store. want lists what
@@ -196,9 +198,7 @@ func TestServicePolicy(t *testing.T) {
 			snap := NewStore(StoreOptions{}).Apply(services(tt.svc))
 			p := only(t, snap)
 			got := result{p.Type, p.InternalLocal, p.ExternalLocal, p.AffinityTimeout, p.HealthCheckNodePort, len(snap.Problems)}
-			if got != tt.want {
-				t.Errorf("got %+v, want %+v", got, tt.want)
-			}
+			check.Equal(t, got, tt.want)
 		})
 	}
 }
@@ -228,12 +228,8 @@ func TestSourceRanges(t *testing.T) {
 			svc.Spec.LoadBalancerSourceRanges = tt.ranges
 			snap := NewStore(StoreOptions{}).Apply(services(svc))
 			p := only(t, snap)
-			if got := fmt.Sprint(p.Families[IPv4].SourceRanges); got != tt.v4 {
-				t.Errorf("IPv4: got %s, want %s", got, tt.v4)
-			}
-			if got := fmt.Sprint(p.Families[IPv6].SourceRanges); got != tt.v6 {
-				t.Errorf("IPv6: got %s, want %s", got, tt.v6)
-			}
+			check.Equalf(t, fmt.Sprint(p.Families[IPv4].SourceRanges), tt.v4, "IPv4")
+			check.Equalf(t, fmt.Sprint(p.Families[IPv6].SourceRanges), tt.v6, "IPv6")
 			if len(snap.Problems) != tt.problems {
 				t.Errorf("problems: %q", problemTexts(snap))
 			}

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestStoreBeforeAnything(t *testing.T) {
@@ -17,15 +19,11 @@ func TestStoreBeforeAnything(t *testing.T) {
 	if snap.Node.Name != "a" || snap.Node.Found {
 		t.Errorf("node: %+v", snap.Node)
 	}
-	if got := found(snap, "10.96.0.1:80", TCP); got != "" {
-		t.Errorf("lookup: %q", got)
-	}
+	check.Equalf(t, found(snap, "10.96.0.1:80", TCP), "", "lookup")
 	if _, ok := snap.FindNodePort(TCP, 30000); ok {
 		t.Error("a node port was found")
 	}
-	if s.Apply(Change{}) != snap {
-		t.Error("an empty change gave another snapshot")
-	}
+	check.Equalf(t, s.Apply(Change{}), snap, "an empty change gave another snapshot")
 }
 
 // TestStoreOrder: a slice may appear before its Service, remain after it, and move
@@ -46,9 +44,7 @@ func TestStoreOrder(t *testing.T) {
 	}
 	back := s.Apply(services(newService("web", "10.96.0.1"), newService("other", "10.96.0.2")))
 	port, _ := find(back, dest("10.96.0.1:80", TCP))
-	if len(port.Families[IPv4].Endpoints) != 1 {
-		t.Error("the slice did not outlive its service")
-	}
+	check.Equalf(t, len(port.Families[IPv4].Endpoints), 1, "the slice did not outlive its service")
 	moved := s.Apply(endpointSlices(newSlice("a", "other", 8080, withAddresses("10.0.0.1"))))
 	port, _ = find(moved, dest("10.96.0.1:80", TCP))
 	other, _ := find(moved, dest("10.96.0.2:80", TCP))
@@ -66,15 +62,11 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	c.Nodes = append(c.Nodes, newNode("a", "172.16.0.1"))
 	c.ServiceCIDRs = append(c.ServiceCIDRs, newServiceCIDR("kubernetes", "10.96.0.0/12"))
 	before := s.Apply(c)
-	if s.Apply(c) != before {
-		t.Error("A1.17 the same objects gave another snapshot")
-	}
+	check.Equalf(t, s.Apply(c), before, "A1.17 the same objects gave another snapshot")
 	same := web()
 	same.ResourceVersion, same.Labels = "2", map[string]string{"a": "b"}
 	same.Spec.Selector = map[string]string{"app": "web"}
-	if s.Apply(services(same)) != before {
-		t.Error("A1.17 a service that differs in what does not matter gave another snapshot")
-	}
+	check.Equalf(t, s.Apply(services(same)), before, "A1.17 a service that differs in what does not matter gave another snapshot")
 	heartbeat := newNode("a", "172.16.0.1")
 	heartbeat.ResourceVersion, heartbeat.Status.Phase = "3", corev1.NodeRunning
 	if s.Apply(Change{Nodes: []*corev1.Node{heartbeat}}) != before {
@@ -92,9 +84,7 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 		}
 	}
 	next := s.Apply(endpointSlices(newSlice("a", "web", 8080, withAddresses("10.0.0.1", "10.0.0.2"))))
-	if next.index != after.index {
-		t.Error("a changed slice copied the address index")
-	}
+	check.Equalf(t, next.index, after.index, "a changed slice copied the address index")
 	p, _ := find(after, dest("10.96.0.1:80", TCP))
 	q, _ := find(next, dest("10.96.0.1:80", TCP))
 	if p == q || len(p.Families[IPv4].Endpoints) != 1 || len(q.Families[IPv4].Endpoints) != 2 {
@@ -195,9 +185,7 @@ func TestPortIDs(t *testing.T) {
 		{services(newService("x", "None")), "w - - z y"},
 	}
 	for i, st := range steps {
-		if got := ids(s.Apply(st.change)); got != st.want {
-			t.Errorf("step %d: got %q, want %q", i, got, st.want)
-		}
+		check.Equalf(t, ids(s.Apply(st.change)), st.want, "step %d", i)
 	}
 }
 
@@ -240,12 +228,8 @@ func TestConflicts(t *testing.T) {
 				} else {
 					got = found(snap, tt.at, TCP)
 				}
-				if got != tt.want {
-					t.Errorf("got %q, want %q", got, tt.want)
-				}
-				if got := strings.Join(problemTexts(snap), "; "); got != tt.problem {
-					t.Errorf("problems: got %q, want %q", got, tt.problem)
-				}
+				check.Equal(t, got, tt.want)
+				check.Equalf(t, strings.Join(problemTexts(snap), "; "), tt.problem, "problems")
 				destinations(t, snap)
 			}
 			s := NewStore(StoreOptions{})
@@ -270,9 +254,7 @@ func TestConflictLoserKeepsTheRest(t *testing.T) {
 	s := NewStore(StoreOptions{})
 	snap := s.Apply(services(newService("a", "10.96.0.1"), newService("b", "10.96.0.1",
 		withExternalIPs("192.0.2.5"), withPorts(servicePort("", "TCP", 80, 30000)))))
-	if got := found(snap, "192.0.2.5:80", TCP); got != "ExternalIP default/b" {
-		t.Errorf("external IP: %q", got)
-	}
+	check.Equalf(t, found(snap, "192.0.2.5:80", TCP), "ExternalIP default/b", "external IP")
 	id, ok := snap.FindNodePort(TCP, 30000)
 	p := snap.Ports[id]
 	if !ok || !p.Families[IPv4].Exists || p.Families[IPv4].ClusterIP.IsValid() {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestTimeoutsOfAService: an annotation replaces the default, 0 means never, and a wrong
@@ -40,12 +42,8 @@ func TestTimeoutsOfAService(t *testing.T) {
 		})
 		snap := NewStore(StoreOptions{}).Apply(services(svc))
 		p := snap.Ports[len(snap.Ports)-1]
-		if got := p.QuietFor(false, idle, half); got != tt.wantIdle {
-			t.Errorf("idle %q, half-closed %q: %s, want %s", tt.idle, tt.half, got, tt.wantIdle)
-		}
-		if got := p.QuietFor(true, idle, half); got != tt.wantHalf {
-			t.Errorf("idle %q, half-closed %q, half-closed: %s, want %s", tt.idle, tt.half, got, tt.wantHalf)
-		}
+		check.Equalf(t, p.QuietFor(false, idle, half), tt.wantIdle, "idle %q, half-closed %q", tt.idle, tt.half)
+		check.Equalf(t, p.QuietFor(true, idle, half), tt.wantHalf, "idle %q, half-closed %q, half-closed", tt.idle, tt.half)
 		var problems string
 		for _, problem := range snap.Problems {
 			problems += problem.Text
@@ -55,9 +53,7 @@ func TestTimeoutsOfAService(t *testing.T) {
 		}
 	}
 	var none *Port
-	if got := none.QuietFor(false, idle, half); got != idle {
-		t.Errorf("without a port: %s", got)
-	}
+	check.Equalf(t, none.QuietFor(false, idle, half), idle, "without a port")
 }
 
 // TestDurationsOfAService: the annotations have an effect on the protocols that they are for, and

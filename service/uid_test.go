@@ -3,6 +3,8 @@ package service
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestUIDsDiffer(t *testing.T) {
@@ -17,13 +19,9 @@ func TestUIDsDiffer(t *testing.T) {
 			t.Errorf("%q and %q are the same", text, other)
 		}
 		seen[u] = text
-		if (u == UID{}) != (text == "") {
-			t.Errorf("%q: %v", text, u)
-		}
+		check.Equalf(t, u == UID{}, text == "", "%q: %v", text, u)
 	}
-	if got := UIDOf(uuid).String(); got != uuid {
-		t.Errorf("%s, want %s", got, uuid)
-	}
+	check.Equal(t, UIDOf(uuid).String(), uuid)
 }
 
 // A process hands UIDs over as texts: one before it knew UIDs as texts alone.

@@ -32,6 +32,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -373,9 +374,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 	n := newNode(t, netns.NewLab(t, 1), nil)
 	n.apply(web("web", "10.97.0.1", n.echo(0, 8080)))
 	c := n.dial("10.97.0.1:80")
-	if got := name(t, c); got != "b1:8080" {
-		t.Fatal(got)
-	}
+	must.Equal(t, name(t, c), "b1:8080")
 	n.apply(gone("web", 1))
 	must.OK(t, must.Err(c.Write([]byte("still there"))))
 	buf := make([]byte, 11)
@@ -452,9 +451,7 @@ func TestLimitOfAllMakesClientsWait(t *testing.T) {
 	waiting := n.dial("10.96.0.1:80")
 	wait.True(t, "accepting is paused", func() bool { return n.server.Stats().AtLimit > 0 })
 	_ = held[0].Close()
-	if got := name(t, waiting); got != "b1:8080" {
-		t.Error(got)
-	}
+	check.Equal(t, name(t, waiting), "b1:8080")
 }
 
 // A dead endpoint's attempts are in the record; the connection is answered.
@@ -474,9 +471,7 @@ func TestAttemptsAreRecorded(t *testing.T) {
 	defer n.mu.Unlock()
 	refused := 0
 	for _, r := range n.records {
-		if int(r.Attempts) != len(r.Failed)+1 {
-			t.Errorf("%d attempts, %d failed", r.Attempts, len(r.Failed))
-		}
+		check.Equalf(t, int(r.Attempts), len(r.Failed)+1, "%d attempts, %d failed", r.Attempts, len(r.Failed))
 		for _, a := range r.Failed {
 			refused++
 			if a.Error != conntrack.DialRefused || a.Endpoint.Addr != closed {
@@ -506,9 +501,7 @@ func TestConnectionStaysWithItsService(t *testing.T) {
 	if got, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes, %v, want a reset", got, err)
 	}
-	if got := name(t, n.dial("10.96.0.1:80")); got != "b1:8080" {
-		t.Error(got)
-	}
+	check.Equal(t, name(t, n.dial("10.96.0.1:80")), "b1:8080")
 	n.stop()
 	if ends := n.ends(); ends[conntrack.ConnectFailed] != 1 || ends[conntrack.Shutdown] != 1 {
 		t.Errorf("ends %v", ends)
@@ -541,9 +534,7 @@ func TestNodesOwnAddressesAreNotTaken(t *testing.T) {
 	ep := n.echo(0, 8080)
 	n.apply(web("wrong", lab.Node.IPv4.String(), ep))
 	n.apply(web("right", "10.1.7.7", ep))
-	if got := name(t, n.dial("10.1.7.7:80")); got != "b1:8080" {
-		t.Error(got)
-	}
+	check.Equal(t, name(t, n.dial("10.1.7.7:80")), "b1:8080")
 	if got := redirect.Ranges(n.steer.plan.Local); !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
 		t.Errorf("local %v", got)
 	}

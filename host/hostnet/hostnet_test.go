@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -142,9 +143,7 @@ func TestRead(t *testing.T) {
 		{"no such interface", Prefixed("veth"), ""},
 	} {
 		s := n.read(tt.pods)
-		if got := text(s.PodRanges); got != tt.want {
-			t.Errorf("A4.6 %s: got %q, want %q", tt.name, got, tt.want)
-		}
+		check.Equalf(t, text(s.PodRanges), tt.want, "A4.6 %s", tt.name)
 		if got := text(s.Addresses); got != own {
 			t.Errorf("A4.4 %s: addresses %q", tt.name, got)
 		}
@@ -277,9 +276,7 @@ func TestSameLink(t *testing.T) {
 		{"two behind one gateway", "10.245.1.1", "10.245.1.2", false},
 		{"two by the default route", "192.0.2.1", "192.0.2.2", false},
 	} {
-		if got := s.SameLink(netip.MustParseAddr(tt.a), netip.MustParseAddr(tt.b)); got != tt.want {
-			t.Errorf("%s: %v", tt.what, got)
-		}
+		check.Equalf(t, s.SameLink(netip.MustParseAddr(tt.a), netip.MustParseAddr(tt.b)), tt.want, "%s", tt.what)
 	}
 	if got := testing.AllocsPerRun(100, func() { s.SameLink(netip.MustParseAddr("10.244.1.7"), netip.MustParseAddr("fd44::8")) }); got > 0 {
 		t.Errorf("%v allocations", got)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -120,15 +121,9 @@ func TestMax(t *testing.T) {
 			t.Errorf("%s by default: wrote %q, want %q; problems %v", now, wrote, want, problems)
 		}
 	}
-	if n := MaxFor(0, 100); n != 0 {
-		t.Errorf("without a maximum for each CPU: %d", n)
-	}
-	if n := MaxFor(1, 1000_000); n != 1000_000 {
-		t.Errorf("the least: %d", n)
-	}
-	if n := MaxFor(1<<20, 1); n != maxLimit {
-		t.Errorf("the limit: %d", n)
-	}
+	check.Equalf(t, MaxFor(0, 100), 0, "without a maximum for each CPU")
+	check.Equalf(t, MaxFor(1, 1000_000), 1000_000, "the least")
+	check.Equalf(t, MaxFor(1<<20, 1), maxLimit, "the limit")
 	// Without connection tracking nothing is set.
 	none := Kernel{Read: func(string) (string, error) { return "", fs.ErrNotExist }}
 	if set, problems := all.Apply(none); len(set) > 0 || len(problems) != 1 || !slices.ContainsFunc(problems, func(err error) bool { return strings.Contains(err.Error(), "not loaded") }) {

@@ -3,6 +3,8 @@ package amount
 import (
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestDuration(t *testing.T) {
@@ -17,9 +19,7 @@ func TestDuration(t *testing.T) {
 		{time.Minute, "1m0s"}, {250 * time.Second, "4m10s"}, {time.Hour - 1, "59m59s"},
 		{time.Hour, "1h0m"}, {185 * time.Minute, "3h5m"}, {1000 * time.Hour, "1000h0m"},
 	} {
-		if got := Duration(tt.d); got != tt.want {
-			t.Errorf("%d ns: %s, want %s", tt.d, got, tt.want)
-		}
+		check.Equalf(t, Duration(tt.d), tt.want, "%d ns", tt.d)
 	}
 }
 
@@ -31,8 +31,6 @@ func TestBytes(t *testing.T) {
 		{0, "0 B"}, {1023, "1023 B"}, {1024, "1 KiB"}, {1290, "1.25 KiB"}, {10 << 10, "10 KiB"}, {1<<20 - 1, "1023 KiB"},
 		{1 << 20, "1 MiB"}, {3 << 29, "1.5 GiB"}, {1 << 40, "1 TiB"}, {1 << 50, "1 PiB"}, {1 << 60, "1 EiB"}, {1<<64 - 1, "15.9 EiB"},
 	} {
-		if got := Bytes(tt.n); got != tt.want {
-			t.Errorf("%d: %s, want %s", tt.n, got, tt.want)
-		}
+		check.Equalf(t, Bytes(tt.n), tt.want, "%d", tt.n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -100,21 +101,13 @@ func TestF5_FilterSilencesTheHandshake(t *testing.T) {
 				{Code: sys.FilterReturn},
 			}
 		}
-		if e := sys.AttachFilter(fd, only(8080)); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.AttachFilter(fd, only(8080)), 0)
 		want("accept")
-		if e := sys.AttachFilter(fd, only(8081)); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.AttachFilter(fd, only(8081)), 0)
 		want("silence")
-		if e := sys.DetachFilter(fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.DetachFilter(fd), 0)
 		want("accept")
-		if e := sys.DetachFilter(fd); e != syscall.ENOENT {
-			t.Errorf("a second detach: %v", e)
-		}
+		check.Equalf(t, sys.DetachFilter(fd), syscall.ENOENT, "a second detach")
 	}
 }
 
@@ -125,15 +118,9 @@ func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
 	all := []sys.FilterOp{{Code: sys.FilterReturn, K: 0xffffffff}}
 	listener := listenIn(t, ns, addr, sys.ListenOptions{Filter: all})
 	ns.Connect(t, "tcp", addr.String())
-	if e := sys.DetachFilter(accept(t, listener)); e != 0 {
-		t.Errorf("detach from an accepted socket: %v", e)
-	}
-	if e := sys.AttachFilter(listener, nil); e != sys.EINVAL {
-		t.Errorf("an empty program: %v", e)
-	}
-	if e := sys.AttachFilter(listener, make([]sys.FilterOp, sys.MaxFilterOps+1)); e != sys.EINVAL {
-		t.Errorf("a program that is too long: %v", e)
-	}
+	check.Equalf(t, sys.DetachFilter(accept(t, listener)), 0, "detach from an accepted socket")
+	check.Equalf(t, sys.AttachFilter(listener, nil), sys.EINVAL, "an empty program")
+	check.Equalf(t, sys.AttachFilter(listener, make([]sys.FilterOp, sys.MaxFilterOps+1)), sys.EINVAL, "a program that is too long")
 }
 
 // TestRefusingHoldsThePort: refused, and nobody else's; connections go on, and
@@ -151,13 +138,9 @@ func TestRefusingHoldsThePort(t *testing.T) {
 			conn := accept(t, fd)
 			var old []int
 			for range 3 {
-				if e := refuse(fd); e != 0 {
-					t.Fatal(e)
-				}
+				must.Equal(t, refuse(fd), 0)
 				old = append(old, fd)
-				if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
-					t.Errorf("%s %s: %s, want refuse", how, addr, got)
-				}
+				check.Equalf(t, outcome(t, ns, addr, "refuse"), "refuse", "%s %s", how, addr)
 				// net.Listen sets SO_REUSEADDR, as most servers do.
 				for _, other := range []string{addr.String(), fmt.Sprintf(":%d", addr.Port())} {
 					l, err := ns.Listen("tcp", other)
@@ -174,9 +157,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 				})
 				must.OKf(t, err, "%s", how)
 				t.Cleanup(func() { sys.Close(fd) })
-				if got := outcome(t, ns, addr, "accept"); got != "accept" {
-					t.Errorf("%s %s: %s, want accept", how, addr, got)
-				}
+				check.Equalf(t, outcome(t, ns, addr, "accept"), "accept", "%s %s", how, addr)
 			}
 			if _, err := client.Write([]byte("x")); err != nil {
 				t.Error(err)
@@ -210,12 +191,8 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		if _, _, e := sys.Accept(fd); e != sys.EAGAIN {
 			t.Fatalf("the handshake is over: %v", e)
 		}
-		if e := sys.Hide(fd); e != 0 {
-			t.Fatal(e)
-		}
-		if e := sys.DetachFilter(fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.Hide(fd), 0)
+		must.Equal(t, sys.DetachFilter(fd), 0)
 		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
 			t.Errorf("%s: %s, want refuse", addr, got)
 		}
@@ -225,9 +202,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		for e == sys.EAGAIN && time.Now().Before(deadline) {
 			conn, _, e = sys.Accept(fd)
 		}
-		if e != 0 {
-			t.Fatalf("%s: %v", addr, e)
-		}
+		must.Equalf(t, e, 0, "%s", addr)
 		sys.Close(conn)
 	}
 }
@@ -239,16 +214,10 @@ func TestLetGoLeavesThePort(t *testing.T) {
 		addr := netip.MustParseAddrPort("127.0.0.1:8080")
 		fd := listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
 		if stopped {
-			if e := sys.StopListening(fd); e != 0 {
-				t.Fatal(e)
-			}
+			must.Equal(t, sys.StopListening(fd), 0)
 		}
-		if e := sys.LetGo(fd); e != 0 {
-			t.Fatal(e)
-		}
-		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
-			t.Errorf("stopped %t: %s, want refuse", stopped, got)
-		}
+		must.Equal(t, sys.LetGo(fd), 0)
+		check.Equalf(t, outcome(t, ns, addr, "refuse"), "refuse", "stopped %t", stopped)
 		listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
 		if got := outcome(t, ns, addr, "accept"); got != "accept" {
 			t.Errorf("stopped %t: %s by the next listener, want accept", stopped, got)

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -20,21 +21,15 @@ func TestSharedPortIsNotJoined(t *testing.T) {
 		must.OK(t, err)
 		defer Close(ours)
 		at, e := LocalAddr(ours)
-		if e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, e, 0)
 		second, err := ListenTCP(at, ListenOptions{ReusePort: true})
 		must.OKf(t, err, "a second one of ours")
 		defer Close(second)
 		stranger, e := socket(family(at.Addr()), unix.SOCK_STREAM, unix.IPPROTO_TCP)
-		if e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, e, 0)
 		defer Close(stranger)
 		setInt(stranger, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		setInt(stranger, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-		if e := bind(stranger, at); e != EADDRINUSE {
-			t.Errorf("a stranger binds %s: %v, want %v", at, e, EADDRINUSE)
-		}
+		check.Equalf(t, bind(stranger, at), EADDRINUSE, "a stranger binds %s", at)
 	}
 }

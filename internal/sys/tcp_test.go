@@ -20,9 +20,7 @@ func listen(t testing.TB, on string, o ListenOptions) (int, netip.AddrPort) {
 	must.OK(t, err)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	return fd, addr
 }
 
@@ -52,9 +50,7 @@ func connected(t testing.TB, listener int, addr netip.AddrPort) (a, b int) {
 	until(t, a, unix.POLLOUT)
 	until(t, listener, unix.POLLIN)
 	b, from, e := AcceptTCP(listener)
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	t.Cleanup(func() { Close(b) })
 	if own, e := LocalAddr(a); e != 0 || own != from {
 		t.Fatalf("accepted from %v, connected from %v, %v", from, own, e)
@@ -65,9 +61,7 @@ func connected(t testing.TB, listener int, addr netip.AddrPort) (a, b int) {
 func option(t testing.TB, fd, level, name int) int {
 	t.Helper()
 	v, e := getInt(fd, level, name)
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	return v
 }
 
@@ -79,9 +73,7 @@ func TestConnection(t *testing.T) {
 				t.Fatalf("listens at %v", addr)
 			}
 			a, b := connected(t, l, addr)
-			if e := ConnectResult(a); e != 0 {
-				t.Fatal(e)
-			}
+			must.Equal(t, ConnectResult(a), 0)
 			if own, e := LocalAddr(b); e != 0 || own != addr {
 				t.Fatalf("connected to %v, %v", own, e)
 			}
@@ -96,9 +88,7 @@ func TestConnection(t *testing.T) {
 			if n, e := Recv(b, buf); n != 5 || e != 0 || string(buf[:n]) != "hello" {
 				t.Fatal(n, e)
 			}
-			if e := ShutdownWrite(a); e != 0 {
-				t.Fatal(e)
-			}
+			must.Equal(t, ShutdownWrite(a), 0)
 			until(t, b, unix.POLLRDHUP)
 			if n, e := Recv(b, buf); n != 0 || e != 0 {
 				t.Fatal(n, e)
@@ -106,12 +96,8 @@ func TestConnection(t *testing.T) {
 			// The reset of one side is an error at the other, once.
 			Close(b)
 			until(t, a, unix.POLLERR)
-			if e := SocketError(a); e != ECONNRESET {
-				t.Fatal(e)
-			}
-			if e := SocketError(a); e != 0 {
-				t.Fatal(e)
-			}
+			must.Equal(t, SocketError(a), ECONNRESET)
+			must.Equal(t, SocketError(a), 0)
 			if n, e := Send(a, []byte("x"), false); n != -1 || e != EPIPE {
 				t.Fatal(n, e)
 			}
@@ -176,9 +162,7 @@ func TestRefused(t *testing.T) {
 		e = ConnectResult(fd)
 		Close(fd)
 	}
-	if e != ECONNREFUSED {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, ECONNREFUSED)
 }
 
 // TestInProgress: a connect that nobody answers is neither done nor failed.
@@ -199,9 +183,7 @@ func TestInProgress(t *testing.T) {
 		defer Close(fd)
 		last = fd
 	}
-	if e := ConnectResult(last); e != EAGAIN {
-		t.Fatal(e)
-	}
+	must.Equal(t, ConnectResult(last), EAGAIN)
 	if _, e := Send(last, []byte("x"), false); e != EAGAIN {
 		t.Fatal(e)
 	}
@@ -237,12 +219,8 @@ func TestInherited(t *testing.T) {
 	if option(t, a, unix.SOL_SOCKET, unix.SO_KEEPALIVE) != 0 || option(t, a, unix.IPPROTO_TCP, unix.TCP_NODELAY) != 0 {
 		t.Error("the connecting side should have neither TCP_NODELAY nor keepalive yet")
 	}
-	if e := SetLiveness(a, live); e != 0 {
-		t.Fatal(e)
-	}
-	if e := SetNoDelay(a); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, SetLiveness(a, live), 0)
+	must.Equal(t, SetNoDelay(a), 0)
 	check(a)
 	if got := option(t, l, unix.SOL_SOCKET, unix.SO_PROTOCOL); got != unix.IPPROTO_TCP {
 		t.Errorf("protocol %d: not plain TCP", got)
@@ -307,18 +285,14 @@ func testUrgent(t *testing.T, a, b int) {
 		}
 		got = append(got, buf[:n]...)
 	}
-	if string(got) != "one!" {
-		t.Fatalf("%q", got)
-	}
+	must.Equalf(t, string(got), "one!", "%q", got)
 }
 
 func TestPipe(t *testing.T) {
 	l, addr := listen(t, "127.0.0.1", ListenOptions{})
 	a, b := connected(t, l, addr)
 	r, w, e := Pipe()
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	defer Close(r)
 	defer Close(w)
 	size, e := SetPipeSize(w, 100<<10)
@@ -372,9 +346,7 @@ func TestNoAllocation(t *testing.T) {
 		for n := 0; n < 1; n, _ = unix.Poll(incoming, 20_000) { // again after a signal
 		}
 		b, _, e := Accept(l)
-		if e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, e, 0)
 		LocalAddr(b)
 		Send(a, out, false)
 		Recv(b, buf)

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -18,9 +19,7 @@ func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
 	must.OK(t, err)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	return fd, addr
 }
 
@@ -32,9 +31,7 @@ func receiveAll(t *testing.T, fd, datagrams int) (got [][]byte, segments []int, 
 	for len(got) < datagrams {
 		until(t, fd, unix.POLLIN)
 		n, e := in.Receive(fd, 0, in.Slots())
-		if e != 0 {
-			t.Fatalf("after %d datagrams: %v", len(got), e)
-		}
+		must.Equalf(t, e, 0, "after %d datagrams", len(got))
 		for i := range n {
 			if in.Cut(i) {
 				t.Fatal("a datagram was cut")
@@ -88,9 +85,7 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 						t.Errorf("destination %v, want %v", d, addr)
 					}
 				}
-				if joined := segments[0] != 0; joined != coalesce {
-					t.Errorf("segments %v", segments)
-				}
+				check.Equalf(t, segments[0] != 0, coalesce, "segments %v", segments)
 			})
 		}
 	}
@@ -118,9 +113,7 @@ func TestSourceOfDatagrams(t *testing.T) {
 			}
 		}
 		out.Append(addr, []byte("alone"), 0, true)
-		if e := out.Send(fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, out.Send(fd), 0)
 		expect(1)
 		for range 3 {
 			out.Append(addr, []byte("joined"), 0, true)
@@ -128,9 +121,7 @@ func TestSourceOfDatagrams(t *testing.T) {
 		if !out.IsGSO() {
 			t.Error("nothing was joined")
 		}
-		if e := out.Send(fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, out.Send(fd), 0)
 		expect(3)
 		out.Append(addr, make([]byte, 700), 300, true)
 		if lost, e := out.Split(fd); lost != 0 || e != 0 {
@@ -140,9 +131,7 @@ func TestSourceOfDatagrams(t *testing.T) {
 		out.SetSource(netip.Addr{})
 		out.Append(addr, []byte("as bound"), 0, true)
 		want = at
-		if e := out.Send(fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, out.Send(fd), 0)
 		expect(1)
 	}
 }
@@ -161,9 +150,7 @@ func TestSplit(t *testing.T) {
 	if lost, e := out.Split(from); lost != 0 || e != 0 {
 		t.Fatal(lost, e)
 	}
-	if e := out.Send(from); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, out.Send(from), 0)
 	got, _, _ := receiveAll(t, to, 4)
 	if len(got[0]) != 300 || len(got[1]) != 300 || len(got[2]) != 300 || string(got[3]) != "next" {
 		t.Errorf("%q", got)
@@ -178,13 +165,9 @@ func TestSplit(t *testing.T) {
 func TestConnectedSocketIsUsedAgain(t *testing.T) {
 	to, addr := bound(t, "127.0.0.1", UDPOptions{})
 	fd, e := UDPSocket(false)
-	if e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, e, 0)
 	defer Close(fd)
-	if e := ConnectUDP(fd, nobody, netip.AddrPort{}); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, ConnectUDP(fd, nobody, netip.AddrPort{}), 0)
 	if _, e := Send(fd, []byte("x"), false); e != 0 {
 		t.Fatal(e)
 	}
@@ -193,16 +176,12 @@ func TestConnectedSocketIsUsedAgain(t *testing.T) {
 	if _, e := Recv(fd, b[:]); e != ECONNREFUSED {
 		t.Fatalf("%v, want a refusal", e)
 	}
-	if e := DisconnectUDP(fd); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, DisconnectUDP(fd), 0)
 	if local, e := LocalAddr(fd); e != 0 || local.Port() != 0 {
 		t.Errorf("the socket kept its port: %v, %v", local, e)
 	}
 	Drain(fd)
-	if e := ConnectUDP(fd, addr, netip.AddrPort{}); e != 0 {
-		t.Fatal(e)
-	}
+	must.Equal(t, ConnectUDP(fd, addr, netip.AddrPort{}), 0)
 	if _, e := Send(fd, []byte("x"), false); e != 0 {
 		t.Fatal(e)
 	}
@@ -232,25 +211,19 @@ func TestReceiveOne(t *testing.T) {
 	for _, p := range [][]byte{bytes.Repeat([]byte{'a'}, 700), {}, bytes.Repeat([]byte{'b'}, 65507)} {
 		out.Append(addr, []byte("before"), 0, false)
 		out.Append(addr, p, 0, false)
-		if e := out.Send(from); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, out.Send(from), 0)
 		until(t, to, unix.POLLIN)
 		if n, e := in.Receive(to, 1, 1); n != 1 || e != 0 {
 			t.Fatal(n, e)
 		}
 		until(t, to, unix.POLLIN)
-		if e := in.ReceiveOne(to, 1); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, in.ReceiveOne(to, 1), 0)
 		d, segment, _, _ := in.Details(1)
 		if got := in.Data(1); !bytes.Equal(got, p) || segment != 0 || d.IsValid() || in.Cut(1) {
 			t.Errorf("%d bytes for %v, train of %d, cut %v; want %d bytes", len(got), d, segment, in.Cut(1), len(p))
 		}
 	}
-	if e := in.ReceiveOne(to, 0); e != EAGAIN {
-		t.Errorf("nothing there: %v", e)
-	}
+	check.Equalf(t, in.ReceiveOne(to, 0), EAGAIN, "nothing there")
 }
 
 // Receiving and sending allocates nothing.
@@ -263,15 +236,11 @@ func TestDatagramsAllocateNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		out.Append(addr, p, 0, true)
 		out.Append(addr, p, 0, true)
-		if e := out.Send(from); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, out.Send(from), 0)
 		for n := 0; n < 1; n, _ = unix.Poll(incoming, 20_000) { // again after a signal
 		}
 		n, e := in.Receive(to, 0, 4)
-		if e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, e, 0)
 		for i := range n {
 			in.From(i)
 			in.Details(i)

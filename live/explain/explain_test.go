@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/slowpolicy"
 )
@@ -52,9 +53,7 @@ func TestParseQuestion(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if got != tt.want {
-			t.Errorf("%v: %s", tt, got)
-		}
+		check.Equalf(t, got, tt.want, "%v", tt)
 	}
 }
 
@@ -129,9 +128,7 @@ func TestEndpointsFollowTheVerdict(t *testing.T) {
 		for range 100 {
 			name, client, to := c.Question(r)
 			q, err := ParseQuestion(name, client.String(), to.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			e := table.Explain(q.Protocol, q.From, q.To)
 			var candidates []netip.AddrPort
 			for _, g := range e.Endpoints() {

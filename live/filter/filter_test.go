@@ -10,6 +10,8 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // sample is a connection whose second endpoint answered.
@@ -266,18 +268,14 @@ func TestJoin(t *testing.T) {
 		{[]string{`pod="a b"`}, `pod="a b"`},
 		{[]string{"service=a bytes>1"}, "service=a bytes>1"},
 	} {
-		if got := Join(tt.args); got != tt.want {
-			t.Errorf("%q: %s, want %s", tt.args, got, tt.want)
-		}
+		check.Equalf(t, Join(tt.args), tt.want, "%q", tt.args)
 	}
 }
 
 // Match runs on event loops when connections are ended.
 func TestMatchAllocatesNothing(t *testing.T) {
 	f, err := Parse("service=shop/cart endpoint=10.1.0.0/16 tried=10.1.0.4 bytes>1MB end=endpoint_reset cart-2 shop/cart:http shop/cart-2 10.1.0.5 error=timeout")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := sample()
 	if n := testing.AllocsPerRun(100, func() {
 		if !f.Match(r) {
@@ -291,9 +289,7 @@ func TestMatchAllocatesNothing(t *testing.T) {
 // The documentation lists every field, and no other.
 func TestDocumentedFields(t *testing.T) {
 	text, err := os.ReadFile("../../docs/admin-api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, table, _ := strings.Cut(string(text), "| field | value |")
 	var documented []string
 	for line := range strings.Lines(table) {
@@ -333,8 +329,6 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q: parsed, but not %q: %v", text, parsed, err)
 		}
-		if parsed.Match(r) != again.Match(r) {
-			t.Fatalf("%q and %q differ", text, again)
-		}
+		must.Equalf(t, parsed.Match(r), again.Match(r), "%q and %q differ", text, again)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -98,16 +99,12 @@ func TestClose(t *testing.T) {
 	}
 	var closed api.Closed
 	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1","dry_run":true}`, http.StatusOK, &closed)
-	if closed != (api.Closed{Matched: 2}) {
-		t.Errorf("%+v", closed)
-	}
+	check.Equal(t, closed, api.Closed{Matched: 2})
 	if s.log.Len() > 0 {
 		t.Errorf("the log says %s, and nothing was done", s.log.String())
 	}
 	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1 service=shop/web"}`, http.StatusOK, &closed)
-	if closed != (api.Closed{Matched: 2, Ended: 2}) {
-		t.Errorf("%+v", closed)
-	}
+	check.Equal(t, closed, api.Closed{Matched: 2, Ended: 2})
 	s.on(func() {
 		for i, want := range []conntrack.End{conntrack.Admin, conntrack.Admin, conntrack.EndNone} {
 			if all[i].End != want {
@@ -159,9 +156,7 @@ func TestDrain(t *testing.T) {
 	}
 	drains = api.Drains{}
 	s.ask(t, api.PathDrain, http.StatusOK, &drains)
-	if len(drains.Drained) != 1 {
-		t.Errorf("%+v", drains)
-	}
+	check.Equalf(t, len(drains.Drained), 1, "%+v", drains)
 	if strings.Count(s.log.String(), "drained") != 2 || strings.Count(s.log.String(), "taken back") != 1 {
 		t.Errorf("the log says %s", s.log.String())
 	}
@@ -223,9 +218,7 @@ func TestLastResort(t *testing.T) {
 		p := &service.Port{InternalLocal: tt.internal, ExternalLocal: tt.external}
 		p.Families[service.IPv4].Endpoints = append([]service.Endpoint{tt.drained}, tt.others...)
 		set := policy.Drained{policy.Drain{Addr: tt.drained.Addr}: {}}
-		if got := isLastResort(p, &tt.drained, set); got != tt.want {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
-		}
+		check.Equalf(t, isLastResort(p, &tt.drained, set), tt.want, "%s", tt.name)
 	}
 }
 
@@ -238,14 +231,10 @@ func TestState(t *testing.T) {
 	}
 	var config api.Config
 	s.ask(t, api.PathConfig, http.StatusOK, &config)
-	if config.Flags["v"] != "0" {
-		t.Errorf("%+v", config)
-	}
+	check.Equalf(t, config.Flags["v"], "0", "%+v", config)
 	var answer map[string]string
 	s.ask(t, api.PathExplain+"?protocol=tcp&from=10.0.0.1&to=10.96.0.10:80", http.StatusOK, &answer)
-	if answer["verdict"] != "tcp10.0.0.110.96.0.10:80false" {
-		t.Errorf("%v", answer)
-	}
+	check.Equalf(t, answer["verdict"], "tcp10.0.0.110.96.0.10:80false", "%v", answer)
 	var failed api.Error
 	s.ask(t, api.PathExplain, http.StatusBadRequest, &failed)
 	var completions api.Completions

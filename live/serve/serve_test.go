@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -189,9 +190,7 @@ func TestConnections(t *testing.T) {
 	}
 	var one api.Connection
 	s.ask(t, "/v1/connections/2", 200, &one)
-	if one.ID != second.ID {
-		t.Errorf("%+v", one)
-	}
+	check.Equalf(t, one.ID, second.ID, "%+v", one)
 	s.ask(t, "/v1/connections?limit=1&offset=1", 200, &page)
 	if page.Matched != 2 || len(page.Connections) != 1 {
 		t.Errorf("%+v", page)
@@ -236,13 +235,9 @@ func TestConnections(t *testing.T) {
 		t.Errorf("the name of a pod: %+v", services)
 	}
 	s.ask(t, "/v1/failures?service=shop/web&limit=1", 200, &failures)
-	if len(failures.Failures) != 1 {
-		t.Errorf("%+v", failures)
-	}
+	check.Equalf(t, len(failures.Failures), 1, "%+v", failures)
 	s.ask(t, "/v1/failures?service=shop/cart", 200, &failures)
-	if len(failures.Failures) != 0 {
-		t.Errorf("%+v", failures)
-	}
+	check.Equalf(t, len(failures.Failures), 0, "%+v", failures)
 	var destinations api.Destinations
 	s.ask(t, "/v1/destinations", 200, &destinations)
 	if want := (api.Destination{Destination: "10.96.0.10:80", Protocol: "TCP", Steering: "steered", Service: "shop/web:http"}); destinations.Matched != 2 || destinations.Destinations[0] != want {
@@ -257,9 +252,7 @@ func TestConnections(t *testing.T) {
 		t.Errorf("%+v", destinations)
 	}
 	s.ask(t, "/v1/services?service=shop/cart", 200, &services)
-	if services.Matched != 0 {
-		t.Errorf("%+v", services)
-	}
+	check.Equalf(t, services.Matched, 0, "%+v", services)
 	var version api.Version
 	s.ask(t, "/v1/version", 200, &version)
 	if version.Node != "node-a" || version.Actions {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -67,15 +68,11 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 		}
 	}
 	const all = "10.244.1.2/32 8377, fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 10.244.9.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378, fd00:9::2/128 8378"
-	if got := clientRoutes(t, r); got != all {
-		t.Errorf("got %s, want %s", got, all)
-	}
+	check.Equal(t, clientRoutes(t, r), all)
 	apply(t, r, state, false)
 	flushReplies(t, r)
 	apply(t, r, state, true)
-	if got := clientRoutes(t, r); got != all {
-		t.Errorf("after a flush: %s, want %s", got, all)
-	}
+	check.Equalf(t, clientRoutes(t, r), all, "after a flush")
 
 	// A route goes some time after the client's last socket.
 	age := func() {
@@ -97,9 +94,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 	age()
 	must.OK(t, must.Err(r.Apply(state)))
 	const left = "fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 10.244.9.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378"
-	if got := clientRoutes(t, r); got != left {
-		t.Errorf("after a time: %s, want %s", got, left)
-	}
+	check.Equalf(t, clientRoutes(t, r), left, "after a time")
 
 	must.OK(t, must.Err(r.Remove()))
 	if _, err := replies.Clients.Hold(c.Pods[0].IPv4); err == nil || dump(t, r) != "" {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -36,25 +37,19 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 	}
 	apply(t, r, s, true)
 	const byDefault = "10.2.1.1 fd00:2:1::1 10.2.1.1 fd00:2:1::1"
-	if got := sources(); got != byDefault {
-		t.Errorf("by the default route: %s, want %s", got, byDefault)
-	}
+	check.Equalf(t, sources(), byDefault, "by the default route")
 	link, err := nl.LinkByName(lab.Client.Name())
 	must.OK(t, err)
 	own := addrs("10.1.0.77 fd00:1::77")
 	s.Sources = redirect.Sources{own[0], own[1]}
 	apply(t, r, s, false)
-	if got := sources(); got != byDefault {
-		t.Errorf("an address that no interface has: %s", got)
-	}
+	check.Equalf(t, sources(), byDefault, "an address that no interface has")
 	for round := range 2 {
 		for _, a := range own {
 			must.OK(t, lab.Node.AddAddr(lab.Client.Name(), netip.PrefixFrom(a, a.BitLen())))
 		}
 		apply(t, r, s, false)
-		if got := sources(); got != "10.1.0.77 fd00:1::77 10.1.0.77 fd00:1::77" {
-			t.Errorf("round %d, the node's own address: %s", round, got)
-		}
+		check.Equalf(t, sources(), "10.1.0.77 fd00:1::77 10.1.0.77 fd00:1::77", "round %d, the node's own address", round)
 		list, err := nl.AddrList(link, 0)
 		must.OK(t, err)
 		for _, a := range list {
@@ -68,9 +63,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 			}
 		}
 		r.Follow()
-		if got := sources(); got != byDefault {
-			t.Errorf("round %d, by the default route again: %s", round, got)
-		}
+		check.Equalf(t, sources(), byDefault, "round %d, by the default route again", round)
 		apply(t, r, s, false)
 	}
 	must.OK(t, nl.RouteDel(r.route(syscall.RT_TABLE_LOCAL, prefixes("10.96.0.0/16")[0], netip.Addr{})))

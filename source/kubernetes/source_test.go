@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -274,9 +275,7 @@ func TestServerGoesAndComesBack(t *testing.T) {
 	api.remove("services", svc("gone", ""), true)
 	api.put("endpointslices", slice("web", "10.1.0.9"))
 	api.expire()
-	if f.given() != given {
-		t.Error("something was given on while the server was away")
-	}
+	check.Equalf(t, f.given(), given, "something was given on while the server was away")
 	for _, r := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
 		api.setForbidden(r, false)
 	}
@@ -375,9 +374,7 @@ func TestListThatBreaksOff(t *testing.T) {
 			api.expire()
 			api.breakOff()
 			wait.True(t, "a list that broke off", func() bool { return api.brokenLists() > 0 })
-			if f.given() != given {
-				t.Error("something of half a list was given on")
-			}
+			check.Equalf(t, f.given(), given, "something of half a list was given on")
 			api.setBreakAfter(0)
 			f.expect("default/s0= default/s1= default/s2= default/s4= default/s5= default/s6= default/s7= default/s8=")
 			if n := f.source.Stats().Relists; n == 0 {

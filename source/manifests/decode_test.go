@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -416,9 +417,7 @@ a.yaml:16: Node a: spec.taints[0]: a number cannot be merged, only a mapping
 	for _, f := range findings {
 		got.WriteString(f.String() + "\n")
 	}
-	if d := cmp.Diff(want, got.String()); d != "" {
-		t.Error(d)
-	}
+	check.Equal(t, cmp.Diff(want, got.String()), "")
 }
 
 // The YAML parser knows neither "\/" nor surrogate pairs.
@@ -426,9 +425,7 @@ func TestJSONEscapes(t *testing.T) {
 	s := one[*corev1.Service](t, "a.json", `{"apiVersion": "v1", "kind": "Service",
 		"metadata": {"name": "a", "annotations": {"a": "\ud83d\ude80 \/"}},
 		"spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`)
-	if got := s.Annotations["a"]; got != "🚀 /" {
-		t.Error(got)
-	}
+	check.Equal(t, s.Annotations["a"], "🚀 /")
 }
 
 // Both parsers make the same nodes of JSON, lines included.
@@ -452,9 +449,7 @@ func TestJSONParserAgreesWithYAML(t *testing.T) {
 	}
 	must.OK(t, parseJSON([]byte(text), collect(&a)))
 	must.OK(t, parseYAML([]byte(text), collect(&b)))
-	if d := cmp.Diff(b, a); d != "" {
-		t.Error(d)
-	}
+	check.Equal(t, cmp.Diff(b, a), "")
 }
 
 // FuzzDecode: whatever is in a file, reading it ends, names lines that exist,

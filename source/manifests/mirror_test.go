@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // dump returns slices as lines for people: name, family, ports, then endpoints.
@@ -142,12 +144,8 @@ subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 80}]}]
 		"kubernetes.io/service-name":             "web",
 		"endpointslice.kubernetes.io/managed-by": "endpointslicemirroring-controller.k8s.io",
 	}
-	if d := cmp.Diff(wantLabels, slices[0].Labels); d != "" {
-		t.Error(d)
-	}
-	if d := cmp.Diff(map[string]string{"note": "kept"}, slices[0].Annotations); d != "" {
-		t.Error(d)
-	}
+	check.Equal(t, cmp.Diff(wantLabels, slices[0].Labels), "")
+	check.Equal(t, cmp.Diff(map[string]string{"note": "kept"}, slices[0].Annotations), "")
 	if !slices[0].CreationTimestamp.Equal(&e.CreationTimestamp) {
 		t.Error(slices[0].CreationTimestamp)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -413,9 +414,7 @@ func TestUnreadableSubdirectory(t *testing.T) {
 		w.files[name] = &fileState{}
 	}
 	w.forget(tree{kept: []string{"sub"}, files: []foundFile{{path: "d.yaml"}}})
-	if d := cmp.Diff([]string{"d.yaml", "sub/a.yaml", "sub/deep/b.yaml"}, slices.Sorted(maps.Keys(w.files))); d != "" {
-		t.Error(d)
-	}
+	check.Equal(t, cmp.Diff([]string{"d.yaml", "sub/a.yaml", "sub/deep/b.yaml"}, slices.Sorted(maps.Keys(w.files))), "")
 }
 
 // A storm of events puts a change off for a bounded time only.
@@ -555,9 +554,7 @@ func TestStats(t *testing.T) {
 		Objects:    map[string]int{"Service": 1, "EndpointSlice": 1, "Endpoints": 1, "Node": 1, "ServiceCIDR": 1},
 		PassedOver: map[string]int{"Deployment": 1, "Pod": 2, "Service.serving.knative.dev": 1},
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	check.Equal(t, cmp.Diff(want, got), "")
 }
 
 // TestRenamedOntoAnother: a directory that takes the name of another while both

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -27,9 +28,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	p := w.proxy(t, m)
 	p.start("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "late-")
 	for _, to := range local.at(nodePort) {
-		if got := pod.dial(to, w.nodeAddrs, patience); got != "silent" {
-			t.Errorf("A3.5 a client that is not known for a pod, to %s: %s", to, got)
-		}
+		check.Equalf(t, pod.dial(to, w.nodeAddrs, patience), "silent", "A3.5 a client that is not known for a pod, to %s", to)
 	}
 
 	nl := w.Node.Netlink()
@@ -49,14 +48,10 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	want := w.named("there client", local)[0]
 	for _, to := range local.at(nodePort) {
 		awaitAnswer(t, "A3.6 a pod, by its interface", want, func() string { return pod.dial(to, w.nodeAddrs, patience) })
-		if got := outside.dial(to, w.nodeAddrs, patience); got != "silent" {
-			t.Errorf("A3.5 %s to %s: %s", outside.name, to, got)
-		}
+		check.Equalf(t, outside.dial(to, w.nodeAddrs, patience), "silent", "A3.5 %s to %s", outside.name, to)
 	}
 	for _, to := range local.at(clusterIP) {
-		if got := pod.dial(to, w.nodeAddrs, startTimeout); got != want {
-			t.Errorf("A3.9 a pod to %s: %s, want %s", to, got, want)
-		}
+		check.Equalf(t, pod.dial(to, w.nodeAddrs, startTimeout), want, "A3.9 a pod to %s", to)
 	}
 
 	more := netip.MustParseAddr("10.1.0.60")

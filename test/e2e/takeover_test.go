@@ -21,6 +21,8 @@ import (
 
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -75,9 +77,7 @@ func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
 func (w *takeOvers) talk(t *testing.T, address string) {
 	t.Helper()
 	c, err := w.lab.Client.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	k := &talker{conn: c, pause: 5 * time.Millisecond}
 	w.talkers = append(w.talkers, k)
@@ -237,9 +237,7 @@ func playTakeOvers(t *testing.T, m mode, flags ...string) {
 	if err := ofTCP(); err != nil {
 		t.Error(err)
 	}
-	if int64(len(records)) != connections {
-		t.Errorf("%d records of TCP connections, want %d", len(records), connections)
-	}
+	check.Equalf(t, int64(len(records)), connections, "%d records of TCP connections", len(records))
 	for _, r := range records {
 		delete(talked, r.Client)
 		if r.End != "client_fin" {
@@ -413,9 +411,7 @@ func TestTakeOverFromAnotherVersion(t *testing.T) {
 				}()
 				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			p.launch("--take-over")
 			p.waitExit()
 			if code := p.cmd.ProcessState.ExitCode(); code != 1 || !p.stderr.Contains("the running sluice serves on: the versions differ") {
@@ -544,13 +540,9 @@ func TestNextSteersAsTheRunningOne(t *testing.T) {
 			lab.Backends[0].EchoTCP(t, 8080)
 			p := startMode(t, lab, m, []webService{webOn(lab)})
 			c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
-			if _, err := netns.AskOn(c); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, must.Err(netns.AskOn(c)))
 			next := *p
 			next.mode.flags = nil
 			next.start("--take-over")
@@ -600,13 +592,9 @@ func TestPromise7_ForwardedConnectionsOutliveALesserProcess(t *testing.T) {
 	p.start("--datapath", "kernel")
 	target := addresses(80, vip4)[0]
 	c, err := lab.Client.Dial("tcp", target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
-	if _, err := netns.AskOn(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, must.Err(netns.AskOn(c)))
 	lesser := *p
 	lesser.under = with(slices.DeleteFunc(granted(t, deployments[0].file, deployments[0].list), func(name string) bool { return name == "perfmon" }))
 	for _, path := range []string{"auto", "kernel"} {
@@ -689,9 +677,7 @@ func TestHangupAfterTakeOver(t *testing.T) {
 	next.start("--take-over")
 	p.awaitLog("another sluice has taken over")
 	rotated := p.accessLog + ".1"
-	if err := os.Rename(p.accessLog, rotated); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(p.accessLog, rotated))
 	p.signal(syscall.SIGHUP)
 	wait.For(t, "a record of the connection that lasts, in the new file", startTimeout, func() error {
 		text, err := os.ReadFile(p.accessLog)

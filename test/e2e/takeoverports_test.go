@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -30,9 +31,7 @@ func playReplyPorts(t *testing.T, m mode) {
 		a[3] = last
 		clients = append(clients, netip.AddrFrom4(a))
 		if last > 2 {
-			if err := lab.Client.AddAddr("eth0", netip.PrefixFrom(clients[len(clients)-1], 24)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lab.Client.AddAddr("eth0", netip.PrefixFrom(clients[len(clients)-1], 24)))
 		}
 	}
 	seen := make(map[string]string) // by which connection, by what the endpoint sees
@@ -42,9 +41,7 @@ func playReplyPorts(t *testing.T, m mode) {
 		for _, from := range clients {
 			for range each {
 				c, err := lab.Client.Dialer(&net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}, "tcp", addresses(80, vip)[0])
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				said, err := bufio.NewReader(c).ReadString('\n')
 				if err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // OK ends the test if there is an error.
@@ -20,6 +22,22 @@ func OKf(t testing.TB, err error, format string, args ...any) {
 	if err != nil {
 		t.Helper()
 		t.Fatalf("%s: %v", fmt.Sprintf(format, args...), err)
+	}
+}
+
+// Equal ends the test unless it got what it wants.
+func Equal[T comparable](t testing.TB, got, want T) {
+	if got != want {
+		t.Helper()
+		t.Fatal(check.Difference(got, want))
+	}
+}
+
+// Equalf is Equal that says of what.
+func Equalf[T comparable](t testing.TB, got, want T, format string, args ...any) {
+	if got != want {
+		t.Helper()
+		t.Fatalf("%s: %s", fmt.Sprintf(format, args...), check.Difference(got, want))
 	}
 }
 

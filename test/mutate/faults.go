@@ -205,6 +205,16 @@ var faults = []mutation{
 		file: "test/must/must.go", old: "\t\tt.Fatal(err)\n", new: "",
 		pkg: "test/must", test: "TestErrorsEndTests",
 	},
+	{
+		name: "differences-pass", what: "tests do not see that what they got is not what they want",
+		file: "test/check/check.go", old: "if got != want {\n\t\tt.Helper()\n\t\tt.Error(", new: "if false {\n\t\tt.Helper()\n\t\tt.Error(",
+		pkg: "test/check", test: "TestDifferencesAreReported",
+	},
+	{
+		name: "differences-end-no-test", what: "tests go on after a difference that should end them",
+		file: "test/must/must.go", old: "\t\tt.Fatal(check.Difference(got, want))\n", new: "",
+		pkg: "test/check", test: "TestDifferencesAreReported",
+	},
 }
 
 // mutations are all of them.

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/message"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -254,9 +255,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 					got <- n
 					return
 				}
-				if int(m.PPID) != n {
-					t.Errorf("message %d came in the place of %d", m.PPID, n)
-				}
+				check.Equalf(t, int(m.PPID), n, "message %d came in the place of %d", m.PPID, n)
 				n++
 			}
 		})
@@ -306,9 +305,7 @@ func TestRelayWaitsForMemory(t *testing.T) {
 				got <- n
 				return
 			}
-			if int(m.PPID) != n {
-				t.Errorf("message %d came in the place of %d", m.PPID, n)
-			}
+			check.Equalf(t, int(m.PPID), n, "message %d came in the place of %d", m.PPID, n)
 		}
 	})
 	r := newRig(t, config(64<<10), proxied(8<<20), s.addr)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -30,9 +31,7 @@ func TestMailboxKeepsMessages(t *testing.T) {
 				t.Fatalf("%s: %d bytes came back as %d, %+v, %v, want %+v", at, size, len(got.text), got.MessageInfo, err, want.MessageInfo)
 			}
 		}
-		if e := p.box.Send(p.fd, []byte("x"), sys.MessageInfo{Stream: 64}); e != sys.EINVAL {
-			t.Errorf("a stream that was not granted: %v", e)
-		}
+		check.Equalf(t, p.box.Send(p.fd, []byte("x"), sys.MessageInfo{Stream: 64}), sys.EINVAL, "a stream that was not granted")
 		if err := p.shutDown(); err != nil {
 			t.Error(err)
 		}
@@ -50,9 +49,7 @@ func TestMailboxDoesNotAllocate(t *testing.T) {
 	must.OK(t, err)
 	text := make([]byte, 100)
 	if n := testing.AllocsPerRun(100, func() {
-		if e := p.box.Send(p.fd, text, sys.MessageInfo{Stream: 1}); e != 0 {
-			t.Error(e)
-		}
+		check.Equal(t, p.box.Send(p.fd, text, sys.MessageInfo{Stream: 1}), 0)
 		_, _, _, _ = p.box.Receive(p.fd, p.buffer)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -77,18 +74,14 @@ func TestRefusing(t *testing.T) {
 		p, err := dial(nil, s.addr.String(), options())
 		must.OKf(t, err, "round %d", round)
 		talk(t, p, "accepted")
-		if e := sys.RefuseSCTP(s.fd); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.RefuseSCTP(s.fd), 0)
 		began := time.Now()
 		if _, err := dial(nil, s.addr.String(), options()); !errors.Is(err, sys.ECONNREFUSED) {
 			t.Errorf("a refusing socket: %v", err)
 		}
 		quickest = min(quickest, time.Since(began))
 		talk(t, p, "lives on")
-		if e := sys.ListenAgain(s.fd, 0); e != 0 {
-			t.Fatal(e)
-		}
+		must.Equal(t, sys.ListenAgain(s.fd, 0), 0)
 		p.abort()
 	}
 	if quickest > time.Second {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestAgree(t *testing.T) {
@@ -35,12 +36,8 @@ func TestAgree(t *testing.T) {
 
 func TestCounts(t *testing.T) {
 	visits := []*visit{{answer: "elm"}, {answer: "ash"}, {answer: "elm"}, {answer: "birch", err: errors.New("cut")}}
-	if got := counts(visits); got != "ash 1, elm 2" {
-		t.Errorf("got %q", got)
-	}
-	if got := counts(nil); got != "no answer" {
-		t.Errorf("got %q", got)
-	}
+	check.Equal(t, counts(visits), "ash 1, elm 2")
+	check.Equal(t, counts(nil), "no answer")
 }
 
 // endedShow is a show whose proxy has ended and left this log.

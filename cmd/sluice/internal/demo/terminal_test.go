@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -45,9 +46,7 @@ func FuzzFold(f *testing.F) {
 			return
 		}
 		parts := fold(text, width, " ")
-		if got := strings.Join(parts, " "); got != text {
-			t.Errorf("fold(%q, %d) = %q", text, width, parts)
-		}
+		check.Equalf(t, strings.Join(parts, " "), text, "fold(%q, %d) = %q", text, width, parts)
 		for i, p := range parts {
 			if utf8.RuneCountInString(p) > width && strings.Contains(strings.TrimPrefix(p, " "), " ") {
 				t.Errorf("fold(%q, %d): part %d, %q, is too long", text, width, i, p)
@@ -75,7 +74,5 @@ func TestPrinterPlain(t *testing.T) {
 		}
 	}
 	p.colour = true
-	if got := p.in(red, "red"); got != "\x1b[31mred\x1b[0m" {
-		t.Errorf("colour: %q", got)
-	}
+	check.Equalf(t, p.in(red, "red"), "\x1b[31mred\x1b[0m", "colour")
 }

@@ -8,6 +8,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // screen is a Model whose streams a test answers.
@@ -110,9 +111,7 @@ func TestKeys(t *testing.T) {
 	}
 	s.press("p")
 	s.Update(Frame{Number: s.number - 1, Frame: &api.Frame{}}) // of an older stream
-	if len(s.frame.Rows) != 2 {
-		t.Error("a frame of an older stream is shown")
-	}
+	check.Equalf(t, len(s.frame.Rows), 2, "a frame of an older stream is shown")
 	s.Update(Frame{Number: s.number, Err: errors.New("the proxy has ended")})
 	if !strings.Contains(s.View(), "the proxy has ended") {
 		t.Errorf("the error is not shown:\n%s", s.View())
@@ -236,9 +235,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%v: too long: %s", size, line)
 			}
 		}
-		if all := size[1] >= len(help)+5; all != strings.Contains(view, help[len(help)-1]) {
-			t.Errorf("%v: the end of the help:\n%s", size, view)
-		}
+		check.Equalf(t, size[1] >= len(help)+5, strings.Contains(view, help[len(help)-1]), "%v: the end of the help:\n%s", size, view)
 	}
 	s.press("esc")
 	if s.View() != table || s.query.Filter != "" {
