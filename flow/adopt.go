@@ -185,46 +185,60 @@ func (w *worker) adopt(path *Path, st *state) {
 	}
 }
 
-// takeOthers has the programs go on with UDP sessions of another version's, before it begins new ones.
-// Later, adopt finds them among the flows of an earlier process.
-func (s *Server) takeOthers() {
+// takeOthers goes on with what programs of another version forward, before it begins anything new. Later,
+// adopt finds it among the flows of an earlier process. It returns how many flows that version keeps.
+func (s *Server) takeOthers() (left int) {
 	n := 0
-	err := s.pins.TakeOthers(func(list []bpf.KernelFlow) []bool {
-		taken := make([]bool, len(list))
-		_ = s.onLoop(func() error {
-			for i := range list {
-				if taken[i] = s.worker.put(&list[i]); taken[i] {
-					n++
-				}
-			}
+	err := s.onLoop(func() (err error) {
+		if s.left.Load() {
 			return nil
+		}
+		left, err = s.pins.TakeOthers(func(k *bpf.KernelFlow) *bpf.KernelFlow {
+			own := s.worker.put(k)
+			if own != nil {
+				n++
+			}
+			return own
 		})
-		return taken
+		s.worker.untold-- // has it look for flows that it does not know
+		return err
 	})
 	if err != nil {
-		s.log.Info().Str("because", err.Error()).Msg("kernel flows: UDP sessions of an earlier version begin anew")
+		left++
+		s.log.Info().Str("because", err.Error()).Msg("kernel flows: connections of an earlier version stay with its programs")
 	}
 	if n > 0 {
-		s.log.Info().Int("sessions", n).Msg("kernel flows: took over UDP sessions of an earlier version")
+		s.log.Info().Int("flows", n).Int("left", left).Msg("kernel flows: took over what an earlier version forwarded")
 	}
+	return left
 }
 
-// put gives a flow of another version an index, and reports whether there was one.
-func (w *worker) put(k *bpf.KernelFlow) bool {
+// put gives a flow of another version a place, or returns nil.
+func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 	index, ok := w.spares.Take()
 	if !ok {
-		return false
+		return nil
 	}
 	own := &w.kernel.Flows[index]
-	k.Generation, k.Service = own.Generation+1, 0 // that version's service ports have other numbers
+	k.Generation, k.Service, k.Inject = own.Generation+1, 0, 0 // that version's service ports have other numbers
 	*own = *k
 	if !w.kernel.Index.PutAll(index) {
 		own.State = bpf.KernelStateFREE
 		w.spares.Give(index)
-		return false
+		return nil
 	}
 	w.left++
-	return true
+	return own
+}
+
+// removeOthers removes the programs of other versions, unless these may be the next process's.
+func (s *Server) removeOthers() {
+	if s.left.Load() {
+		return
+	}
+	if err := s.pins.RemoveOthers(); err != nil {
+		s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
+	}
 }
 
 // adoptUnserved stops the kernel from beginning flows of protocols that are no longer served, and

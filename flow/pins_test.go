@@ -94,8 +94,7 @@ func TestFlowsAreAdopted(t *testing.T) {
 }
 
 // UDP sessions of a version with other maps go on with the next process, whose programs see their
-// datagrams first, with its records; so do they with a process of the version before. Connections go
-// on with the programs that they have.
+// datagrams first, with its records; so do they with a process of the version before.
 func TestSessionsOfAnotherVersionGoOn(t *testing.T) {
 	for _, hidden := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hidden %v", hidden), func(t *testing.T) { testOtherVersion(t, hidden) })

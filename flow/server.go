@@ -88,8 +88,13 @@ type Options struct {
 	waits   waits         // tests: instead of defaultWaits
 }
 
-// oldPins is how long programs of another version keep serving their connections.
-const oldPins = time.Hour
+const (
+	// oldPins is how long programs of another version keep serving their connections.
+	oldPins = time.Hour
+	// othersAgain is when the next process looks again what these have: handshakes that were under way
+	// have ended.
+	othersAgain = 2 * time.Second
+)
 
 // Limits of each service port: beyond them, new flows pass to the relay.
 const (
@@ -109,6 +114,7 @@ type Server struct {
 	node       atomic.Pointer[nodeClients]
 	tracking   sync.WaitGroup // tells connection tracking of flows
 	old        *time.Timer    // ends programs of other versions
+	again      *time.Timer
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
 	inherits   bool   // an earlier process has left its maps
@@ -194,27 +200,28 @@ func (s *Server) Start() (err error) {
 	if err := s.try(); err != nil {
 		return err
 	}
+	if s.pins != nil {
+		s.pins.DisarmOthers()
+	}
 	if err := s.attach(); err != nil {
 		return err
 	}
 	if err := s.onLoop(s.worker.start); err != nil {
 		return err
 	}
+	left := 0
 	if s.pins != nil {
-		s.pins.DisarmOthers()
-		s.takeOthers()
+		left = s.takeOthers()
 	}
 	s.adoptUnserved()
 	s.inherit()
 	if s.pins != nil {
-		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {
-			if s.left.Load() {
-				return // another version may be the next process's
-			}
-			if err := s.pins.RemoveOthers(); err != nil {
-				s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
+		s.again = time.AfterFunc(othersAgain, func() {
+			if left == 0 || s.takeOthers() == 0 {
+				s.removeOthers()
 			}
 		})
+		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), s.removeOthers)
 	}
 	s.forwarding.start()
 	s.uncounted = before
@@ -331,6 +338,7 @@ func (s *Server) HandOver(ctx context.Context) error {
 	s.left.Store(true)
 	if s.old != nil {
 		s.old.Stop()
+		s.again.Stop()
 	}
 	if s.pins == nil {
 		return errors.Join(errNoPins, s.Stop(ctx))
@@ -359,6 +367,7 @@ func (s *Server) Close() {
 	s.forwarding.close()
 	if s.old != nil {
 		s.old.Stop()
+		s.again.Stop()
 	}
 	if s.interfaces != nil {
 		s.interfaces.Close(s.Started() || s.worker.left > 0) // else nobody's connection needs them

@@ -14,66 +14,78 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// TakeOthers offers the UDP sessions that programs of other versions forward. Their datagrams pass this
-// version's programs first, which would begin another session with each: those that are taken are
-// void for the others then. The kernel describes what other versions' maps hold; what this one does not
-// understand is left.
-func (p *Pins) TakeOthers(take func([]KernelFlow) (taken []bool)) error {
+// TakeOthers offers the connections and sessions that programs of other versions forward, and returns how
+// many flows these keep. Their packets pass this version's programs first; those that are taken, whose
+// place take returns, are void for the others then. The kernel describes what other versions' maps
+// hold; what this one does not understand is left, and handshakes under way are.
+func (p *Pins) TakeOthers(take func(*KernelFlow) *KernelFlow) (left int, err error) {
 	own := pinPrefix + p.version + "_"
 	for _, name := range pinNames(p.dir) {
 		version, isFlows := strings.CutSuffix(name, "_"+KernelMapFlows)
 		if !isFlows || strings.HasPrefix(name, own) {
 			continue
 		}
-		if err := p.takeFrom(version, take); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		n, err := p.takeFrom(version, take)
+		if left += n; err != nil {
+			return left, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return nil
+	return left, nil
 }
 
 // takeFrom is TakeOthers for one version.
-func (p *Pins) takeFrom(version string, take func([]KernelFlow) (taken []bool)) error {
+func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (left int, err error) {
 	if ours, err := p.ofThisNamespace(version); err != nil || !ours {
-		return err
+		return 0, err
 	}
 	m, there, err := p.other(version, KernelMapFlows, "flow")
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer m.Close()
 	spec, err := LoadKernel()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	form, err := formOf(spec.Maps[KernelMapFlows].Value, there)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	entries := int(m.MaxEntries())
 	form.size = (int(m.ValueSize()) + 7) &^ 7
 	memory, err := sys.MapArray[byte](m.FD(), entries*form.size)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer sys.UnmapArray(memory)
-	var list []KernelFlow
-	var at [][]byte
 	for i := range entries {
-		if entry := memory[i*form.size:][:form.size]; form.isSession(entry) {
-			var k KernelFlow
-			if form.read(entry, &k); k.isWhole() {
-				k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED), 0
-				list, at = append(list, k), append(at, entry)
-			}
+		entry := memory[i*form.size:][:form.size]
+		if form.isFree(entry) {
+			continue
 		}
-	}
-	for i, taken := range take(list) {
-		if taken {
-			form.void(at[i])
+		var k, now KernelFlow
+		if form.read(entry, &k); k.Seen&KernelSeenRECORDED != 0 {
+			continue // it has ended
 		}
+		isSession := k.Protocol == syscall.IPPROTO_UDP
+		if isSession {
+			k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED|KernelSeenCOLLIDED), 0
+		}
+		var own *KernelFlow
+		ways := k.Way
+		if k.isWhole() && (isSession || form.connections) {
+			own = take(&k)
+		}
+		if own == nil {
+			left++
+			continue
+		}
+		if form.read(entry, &now); now.Way != ways && own.Way == ways {
+			own.Way = now.Way // a packet has passed by the other version's programs meanwhile
+		}
+		form.void(entry)
 	}
-	return nil
+	return left, nil
 }
 
 // ofThisNamespace is checkNamespace for another version's pins.
@@ -118,6 +130,7 @@ type form struct {
 	size            int // of one
 	parts           []part
 	protocol, state int
+	connections     bool // are described alike, too
 }
 
 // part is a number in another version's flows, and in KernelFlow.
@@ -126,7 +139,7 @@ type part struct{ from, to, size int }
 // formOf compares what this version's flows are with another one's. Each of the fields that both
 // have must be of one kind, with one meaning of its values.
 func formOf(own btf.Type, there *btf.Struct) (*form, error) {
-	f := &form{protocol: -1, state: -1}
+	f := &form{protocol: -1, state: -1, connections: true}
 	if err := f.compare("flow", own, there, 0, 0); err != nil {
 		return nil, err
 	}
@@ -185,9 +198,11 @@ func (f *form) compare(name string, own, there btf.Type, to, from int) error {
 		}
 		return nil
 	case *btf.Enum:
-		if other, is := there.(*btf.Enum); !is || !agree(own.Values, other.Values) {
+		other, is := there.(*btf.Enum)
+		if !is || !agree(own.Values, other.Values, isOfSessions) {
 			return differs
 		}
+		f.connections = f.connections && agree(own.Values, other.Values, func(string) bool { return true })
 	}
 	if n, err := btf.Sizeof(there); err != nil || n != size {
 		return differs
@@ -196,15 +211,16 @@ func (f *form) compare(name string, own, there btf.Type, to, from int) error {
 	return nil
 }
 
-// ofSessions names the values on which versions have to agree. Others are of connections.
-var ofSessions = []string{"FREE", "ASKING", "OPEN", "COLLIDED", "RECORDED", "KNOWN", "PASSED",
-	"OPTION_MASQUERADE", "OPTION_IPV6", "OPTION_DIRECT", "OPTION_NODE", "OPTION_MOVED"}
+// isOfSessions reports whether a value counts for UDP sessions. Others are of connections alone.
+func isOfSessions(name string) bool {
+	return slices.Contains([]string{"FREE", "ASKING", "OPEN", "COLLIDED", "RECORDED", "KNOWN", "PASSED"}, name) || strings.HasPrefix(name, "OPTION_")
+}
 
-// agree reports whether none of these values has another name elsewhere, and no name another value.
-func agree(own, there []btf.EnumValue) bool {
+// agree reports whether none of the values that count has another name elsewhere, and no name another value.
+func agree(own, there []btf.EnumValue, counts func(name string) bool) bool {
 	for _, x := range own {
 		for _, y := range there {
-			if slices.Contains(ofSessions, x.Name) && (x.Name == y.Name) != (x.Value == y.Value) {
+			if counts(x.Name) && (x.Name == y.Name) != (x.Value == y.Value) {
 				return false
 			}
 		}
@@ -212,10 +228,9 @@ func agree(own, there []btf.EnumValue) bool {
 	return true
 }
 
-// isSession reports whether an entry is a UDP session that has an endpoint.
-func (f *form) isSession(entry []byte) bool {
-	state := KernelState(binary.NativeEndian.Uint32(entry[f.state:]))
-	return entry[f.protocol] == syscall.IPPROTO_UDP && (state == KernelStateASKING || state == KernelStateOPEN)
+// isFree reports whether an entry is no flow's.
+func (f *form) isFree(entry []byte) bool {
+	return KernelState(binary.NativeEndian.Uint32(entry[f.state:])) == KernelStateFREE
 }
 
 func (f *form) read(entry []byte, k *KernelFlow) {
@@ -233,11 +248,12 @@ func (f *form) void(entry []byte) {
 	clear(entry[f.state:][:4])
 }
 
-// isWhole reports whether another version's session has all that this version needs, and nothing that
-// it does not know.
+// isWhole reports whether another version's flow has an endpoint and all that this version needs, and
+// nothing that it does not know.
 func (k *KernelFlow) isWhole() bool {
 	const known = KernelOptionOPTION_MASQUERADE | KernelOptionOPTION_IPV6 | KernelOptionOPTION_NODE | KernelOptionOPTION_MOVED
 	hidden := k.Options&(KernelOptionOPTION_MASQUERADE|KernelOptionOPTION_NODE) != 0
-	return k.Options&^known == 0 && k.Seen&(KernelSeenRECORDED|KernelSeenCOLLIDED) == 0 &&
+	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateASKING && k.Protocol == syscall.IPPROTO_UDP
+	return settled && k.Options&^known == 0 && k.Seen&KernelSeenCOLLIDED == 0 &&
 		k.ClientPort != 0 && k.VipPort != 0 && k.EndpointPort != 0 && k.MiddlePort != 0 && (!hidden || k.NodePort != 0)
 }

@@ -515,17 +515,27 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-others-left", what: "UDP sessions get another endpoint when a process with other maps takes over",
-		file: "flow/server.go", old: "		s.takeOthers()\n", new: "",
+		file: "flow/server.go", old: "left = s.takeOthers()", new: "left = 1",
 		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
 	},
 	{
+		name: "flow-others-datagrams-alone", what: "connections in maps of another layout stay there, and leave no records",
+		file: "flow/bpf/others.go", old: "return settled &&", new: "return settled && k.Protocol == syscall.IPPROTO_UDP &&",
+		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
+	},
+	{
+		name: "flow-others-stay", what: "programs of another version stay when nothing needs them",
+		file: "flow/server.go", old: "if left == 0 || s.takeOthers() == 0 {", new: "if left < 0 {",
+		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
+	},
+	{
 		name: "flow-others-in-both", what: "a UDP session that another version has taken over is in the first one's maps, too",
-		file: "flow/bpf/others.go", old: "			form.void(at[i])\n", new: "			_ = at[i]\n",
+		file: "flow/bpf/others.go", old: "		form.void(entry)\n", new: "",
 		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
 	},
 	{
 		name: "flow-others-misread", what: "what another version's maps hold is read as if its names meant the same",
-		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values)", new: "!is || len(other.Values) == 0",
+		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values, isOfSessions)", new: "!is || len(other.Values) == 0",
 		pkg: "flow/bpf", test: "TestFlowsOfAnotherVersion",
 	},
 	{
