@@ -210,7 +210,7 @@ $(DEADCODE):
 	GOBIN=$(CURDIR)/$(@D) go install golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
 
 .PHONY: fuzz
-fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s)
+fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s); SLUICE_TEST_FULL=1 also guided by the libraries
 	@test/fuzz.sh $(FUZZTIME)
 
 .PHONY: mutate
