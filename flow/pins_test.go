@@ -146,6 +146,8 @@ func testOtherVersion(t *testing.T, hidden bool) {
 	if got, want := node.server.Stats().Open, int64(len(sessions))+1; got != want {
 		t.Errorf("%d flows were adopted, want %d", got, want)
 	}
+	_ = tcp.Close() // of the first version, whose programs were behind the second one's
+	wait.True(t, "the connection's record", func() bool { return node.endedBy(conntrack.ClientFin) == 1 })
 	node.finish()
 	for _, r := range node.taken() {
 		if r.Protocol == service.UDP && (r.End != conntrack.Shutdown || r.Port == nil || r.Endpoint == nil || r.BytesFromClient != 5*uint64(len("who?"))) {

@@ -265,7 +265,7 @@ func (s *Server) attach() (err error) {
 		at.Loopback.Egress = s.kernel.Ethernet.Egress
 	}
 	if s.pins != nil {
-		at.Pin = s.pins.LinkPath
+		at.Pin, at.First = s.pins.LinkPath, s.pins.HasOthers()
 	}
 	if o.Shortcuts {
 		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, s.leaveShortcuts, node, o.Logger); err != nil {

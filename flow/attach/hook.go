@@ -42,9 +42,10 @@ type tcxHook struct {
 }
 
 // attachTCX attaches a program to an interface of the calling thread's namespace, before other
-// programs. A link that an earlier process has pinned at path gets the program. Without a path, the
-// link ends with the process.
-func attachTCX(path string, program *ebpf.Program, s side, index int) (hook, error) {
+// programs. A link that an earlier process has pinned at path gets the program; with first, a new link
+// takes its place, as programs of another version may be before it. Without a path, the link ends with
+// the process.
+func attachTCX(path string, program *ebpf.Program, s side, index int, first bool) (hook, error) {
 	o := link.TCXOptions{Interface: index, Program: program, Attach: s.tcx, Anchor: link.Head()}
 	if path == "" {
 		l, err := link.AttachTCX(o)
@@ -54,10 +55,10 @@ func attachTCX(path string, program *ebpf.Program, s side, index int) (hook, err
 		return &tcxHook{l, index}, nil
 	}
 	if l, err := link.LoadPinnedLink(path, nil); err == nil {
-		if h := (&tcxHook{l, index}); h.there() && l.Update(program) == nil {
+		if h := (&tcxHook{l, index}); !first && h.there() && l.Update(program) == nil {
 			return h, nil
 		}
-		_ = l.Close() // its interface is gone
+		defer func() { _ = l.Close() }() // it ends once the next one is there
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("replace a pin: %w", err)

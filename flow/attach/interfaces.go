@@ -50,7 +50,9 @@ type Options struct {
 	Loopback       Programs // for lo; nil: none
 	// Pin returns where the link at one side ("ingress", "egress") of an interface is pinned.
 	// It is nil if links end with the process.
-	Pin       func(side string, index int) (path string)
+	Pin func(side string, index int) (path string)
+	// First puts programs before those of another version where links are pinned already.
+	First     bool
 	Namespace int      // a descriptor; 0 is the process's own
 	Follower  Follower // or nil
 	Logger    zerolog.Logger
@@ -262,7 +264,7 @@ func (i *Interfaces) at(program *ebpf.Program, s side, index int) (hook, error) 
 		if i.options.Pin != nil {
 			path = i.options.Pin(s.name, index)
 		}
-		h, err := attachTCX(path, program, s, index)
+		h, err := attachTCX(path, program, s, index, i.options.First)
 		if err == nil {
 			return h, nil
 		}

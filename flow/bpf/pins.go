@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -145,6 +146,11 @@ func (p *Pins) DisarmOthers() {
 		}
 		_ = m.Close()
 	}
+}
+
+// HasOthers reports whether another version has pins.
+func (p *Pins) HasOthers() bool {
+	return slices.ContainsFunc(pinNames(p.dir), func(name string) bool { return !strings.HasPrefix(name, pinPrefix+p.version+"_") })
 }
 
 // Remove removes all pins of the directory, of other versions too, and the directory.

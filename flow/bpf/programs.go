@@ -31,7 +31,7 @@ func (k *Kernel) openPrograms(p *Pins, spec *ebpf.CollectionSpec, linkHeader uin
 	}
 	ingress, egress := p.programPath(linkHeader, "ingress"), p.programPath(linkHeader, "egress")
 	to.Ingress, to.Egress = k.pinnedProgram(ingress), k.pinnedProgram(egress)
-	if to.Ingress != nil && to.Egress != nil {
+	if to.Ingress != nil && to.Egress != nil && !p.HasOthers() { // else these have to be the first ones: an interface takes a program once
 		return nil
 	}
 	_ = to.Close() // it takes programs that are nil

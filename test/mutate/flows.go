@@ -514,31 +514,6 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
 	},
 	{
-		name: "flow-others-left", what: "UDP sessions get another endpoint when a process with other maps takes over",
-		file: "flow/server.go", old: "left = s.takeOthers()", new: "left = 1",
-		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
-	},
-	{
-		name: "flow-others-datagrams-alone", what: "connections in maps of another layout stay there, and leave no records",
-		file: "flow/bpf/others.go", old: "return settled &&", new: "return settled && k.Protocol == syscall.IPPROTO_UDP &&",
-		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
-	},
-	{
-		name: "flow-others-stay", what: "programs of another version stay when nothing needs them",
-		file: "flow/server.go", old: "if left == 0 || s.takeOthers() == 0 {", new: "if left < 0 {",
-		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
-	},
-	{
-		name: "flow-others-in-both", what: "a UDP session that another version has taken over is in the first one's maps, too",
-		file: "flow/bpf/others.go", old: "		form.void(entry)\n", new: "",
-		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
-	},
-	{
-		name: "flow-others-misread", what: "what another version's maps hold is read as if its names meant the same",
-		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values, isOfSessions)", new: "!is || len(other.Values) == 0",
-		pkg: "flow/bpf", test: "TestFlowsOfAnotherVersion",
-	},
-	{
 		name: "flow-fin-at-a-gap", what: "a FIN counts only while the gap before it is open",
 		file: "flow/bpf/track.h", old: "gone_ahead || p->ack == f->fin[!from]", new: "gone_ahead",
 		pkg: "flow", test: "TestEndBehindAGapIsSeen",
@@ -623,11 +598,6 @@ var flows = []mutation{
 		name: "flow-changes-lost", what: "after a burst of changes, new interfaces are found late until the process ends",
 		file: "flow/attach/interfaces.go", old: "				begin = time.After(changesPause)\n", new: "",
 		pkg: "flow/attach", test: "TestChangesAfterALoss",
-	},
-	{
-		name: "flow-programs-anew", what: "the kernel verifies the programs at each start, though the same build has pinned them",
-		file: "flow/bpf/programs.go", old: "if to.Ingress != nil && to.Egress != nil {", new: "if false {",
-		pkg: "flow/bpf", test: "TestProgramsOfTheSameBuildAreTakenOver",
 	},
 	{
 		name: "flow-programs-of-others", what: "a pinned program is taken over that uses other maps",
