@@ -104,6 +104,10 @@ bench-start: deps ## Measure what kernel flows cost at a start: the first, after
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; for i in $$(seq $(BUSY)); do (while :; do :; done) & done; \
 	$(REQUIRE_ROOT) go test -run XXX -bench Start -benchtime 10x $(TESTFLAGS) ./flow/bpf
 
+.PHONY: test-mixed
+test-mixed: deps ## Have clients ask Services and their endpoints from few ports, in a million kernel flows and by the kernel's NAT (15 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run TestClientsMixServicesAndEndpoints $(TESTFLAGS) ./flow
+
 .PHONY: test-copy
 test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e

@@ -5,125 +5,262 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// mixed is a client that asks Services and their endpoint by few ports.
-type mixed struct {
-	t      *testing.T
-	lab    *netns.Lab
-	server net.Listener
-	sides  map[string][2]net.Conn // open connections, by port and destination
+// mixer is a client that asks Services and their endpoint by few ports.
+type mixer struct {
+	client *netns.Host
+	to     []netip.AddrPort // the last one is the endpoint
+	server *net.TCPListener
+	random *rand.Rand
+	open   map[route]sides
+	mixed
 }
 
-// connect connects from a port, and returns both sides, or nil if the client has that connection
-// still.
-func (m *mixed) connect(port int, to string) (sides [2]net.Conn) {
-	m.t.Helper()
-	c, err := m.lab.Client.Dialer(&net.Dialer{
+// route is a port of the client, and a number of to.
+type route struct{ port, to int }
+
+// sides are those of the client and of the endpoint.
+type sides [2]*net.TCPConn
+
+// mixed counts connections.
+type mixed struct {
+	made, services, held int // held: the client itself has the port in TIME-WAIT
+	late, lost           int // took 5 ms; a SYN was lost
+}
+
+const (
+	mixedPorts = 20
+	late       = 5 * time.Millisecond
+	lost       = 900 * time.Millisecond // less than the time after which a SYN is sent again
+)
+
+// newMixer returns a client, and listens at its endpoint, which a host has.
+func newMixer(t *testing.T, client, host *netns.Host, endpoint netip.AddrPort) *mixer {
+	t.Helper()
+	l, err := host.Listen("tcp", endpoint.String())
+	must.OK(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	must.OK(t, client.SetSysctl("net/ipv4/tcp_tw_reuse", "1"))
+	return &mixer{client: client, server: l.(*net.TCPListener), random: rand.New(rand.NewPCG(rand.Uint64(), 0)), open: make(map[route]sides)}
+}
+
+// must connects, or ends the test.
+func (m *mixer) must(t *testing.T, port int, to netip.AddrPort) (s sides) {
+	t.Helper()
+	must.OK(t, m.client.Do(func() (err error) {
+		s, err = m.connect(port, to)
+		return err
+	}))
+	return s
+}
+
+// connect connects in the client's namespace, and returns both sides, or none if the client has that
+// connection still. Each side hears the other one.
+func (m *mixer) connect(port int, to netip.AddrPort) (s sides, err error) {
+	d := net.Dialer{
 		Timeout:   patience,
-		LocalAddr: &net.TCPAddr{IP: m.lab.Client.IPv4.AsSlice(), Port: port},
-		Control: func(_, _ string, c syscall.RawConn) error {
-			var err error
+		LocalAddr: net.TCPAddrFromAddrPort(at(m.client.IPv4, uint16(port))),
+		Control: func(_, _ string, c syscall.RawConn) (err error) {
 			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 			return err
 		},
-	}, "tcp", to)
+	}
+	began := time.Now()
+	c, err := d.Dial("tcp", to.String())
+	took := time.Since(began)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EADDRINUSE) {
-		return sides
+		return s, nil
+	} else if err != nil {
+		return s, err
 	}
-	must.OKf(m.t, err, "from %d to %s", port, to)
-	_ = c.SetDeadline(time.Now().Add(patience))
-	word := fmt.Sprint(port, to, rand.Uint64())
-	must.OKf(m.t, must.Err(c.Write([]byte(word))), "from %d to %s", port, to)
-	s, err := m.server.Accept()
-	must.OKf(m.t, err, "from %d to %s", port, to)
-	b := make([]byte, 100)
-	if n, err := s.Read(b); err != nil || string(b[:n]) != word {
-		m.t.Fatalf("from %d to %s: %q, %v", port, to, b[:n], err)
+	m.made++
+	if took >= late {
+		m.late++
 	}
-	return [2]net.Conn{c, s}
+	if took >= lost {
+		m.lost++
+	}
+	s[0] = c.(*net.TCPConn)
+	_ = m.server.SetDeadline(time.Now().Add(patience))
+	if err = say(s[0], m.random, func() (_ *net.TCPConn, err error) {
+		s[1], err = m.server.AcceptTCP()
+		return s[1], err
+	}); err != nil {
+		return s, err
+	}
+	return s, say(s[1], m.random, func() (*net.TCPConn, error) { return s[0], nil })
 }
 
-// end ends a connection in one of several ways.
-func (m *mixed) end(sides [2]net.Conn, how int) {
-	m.t.Helper()
-	first, last := sides[how%2], sides[1-how%2]
+// say says a word, and compares it with what the other side hears.
+func say(from *net.TCPConn, random *rand.Rand, other func() (*net.TCPConn, error)) error {
+	word := fmt.Sprint(random.Uint64())
+	if _, err := from.Write([]byte(word)); err != nil {
+		return err
+	}
+	to, err := other()
+	if err != nil {
+		return err
+	}
+	_ = to.SetDeadline(time.Now().Add(patience))
+	b := make([]byte, 100)
+	if n, err := to.Read(b); err != nil || string(b[:n]) != word {
+		return fmt.Errorf("%q instead of %q: %w", b[:n], word, err)
+	}
+	return nil
+}
+
+// end ends a connection by FIN or RST of either side.
+func (s sides) end(how int) error {
+	first, last := s[how%2], s[1-how%2]
 	if how >= 2 {
-		_ = first.(*net.TCPConn).SetLinger(0)
+		_ = first.SetLinger(0)
 	}
 	_ = first.Close()
 	_ = last.SetDeadline(time.Now().Add(patience))
-	if _, err := last.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		m.t.Fatalf("the end was not noticed: %v", err)
-	}
+	_, err := last.Read(make([]byte, 1))
 	_ = last.Close()
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the end was not noticed: %w", err)
+	}
+	return nil
 }
 
-// Clients that ask two Services with one endpoint, and that endpoint itself, from few ports, get
-// each answer from the address that they asked, in any order and after any kind of end.
+// run makes connections, and ends them, at random: so many, or until a time.
+func (m *mixer) run(connections int, until time.Time) error {
+	for m.made < connections && time.Now().Before(until) {
+		r := route{45000 + m.random.IntN(mixedPorts), m.random.IntN(len(m.to))}
+		s, is := m.open[r]
+		var err error
+		if is {
+			delete(m.open, r)
+			err = s.end(m.random.IntN(4))
+		} else if s, err = m.connect(r.port, m.to[r.to]); err == nil && s[0] == nil {
+			m.held++
+		} else if err == nil {
+			m.open[r] = s
+			if r.to < len(m.to)-1 {
+				m.services++
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("connection %d, %s from %d to %s: %w", m.made, m.client.Name(), r.port, m.to[r.to], err)
+		}
+	}
+	for _, s := range m.open {
+		if err := s.end(m.random.IntN(4)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newMixers returns clients with an endpoint each: another host, and endpoints that ask each other and
+// themselves. change gets each one's Services.
+func newMixers(t *testing.T, lab *netns.Lab, change func(service.Change)) (list []*mixer) {
+	t.Helper()
+	one, two := lab.Backends[0], lab.Backends[1]
+	for i, pair := range [][2]*netns.Host{{lab.Client, one}, {lab.Client, two}, {two, one}, {one, one}} {
+		endpoint, nodePort := at(pair[1].IPv4, uint16(8080+i)), uint16(30080+i)
+		m := newMixer(t, pair[0], pair[1], endpoint)
+		for s := range 2 {
+			vip := fmt.Sprint("10.96.0.", 10+2*i+s)
+			m.to = append(m.to, netip.MustParseAddrPort(vip+":80"))
+			change(named(fmt.Sprint("mixed-", i, "-", s), svc(vip, func(o *corev1.Service) {
+				if s == 0 {
+					o.Spec.Type, o.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, int32(nodePort)
+				}
+			}, endpoint)))
+		}
+		m.to = append(m.to, at(lab.Node.IPv4, nodePort), endpoint)
+		list = append(list, m)
+	}
+	return list
+}
+
+// mix has all clients make connections together, and returns what became of them.
+func mix(t *testing.T, list []*mixer) (all mixed) {
+	t.Helper()
+	connections, most := 600, time.Hour
+	if full() {
+		connections, most = 250_000, 15*time.Minute
+	}
+	began := time.Now()
+	var running sync.WaitGroup
+	for _, m := range list {
+		running.Go(func() {
+			if err := m.client.Do(func() error { return m.run(connections/len(list), began.Add(most)) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	for _, m := range list {
+		all = mixed{all.made + m.made, all.services + m.services, all.held + m.held, all.late + m.late, all.lost + m.lost}
+	}
+	t.Logf("%d connections, %d to Services, in %v: %d took %v and more, %d lost a SYN; %d times the client held the port",
+		all.made, all.services, time.Since(began).Round(time.Millisecond), all.late, late, all.lost, all.held)
+	return all
+}
+
+// TestClientsMixServicesAndEndpoints: clients that ask Services with one endpoint, and that endpoint
+// itself, from few ports, get answers from where they have asked, whichever comes first and however it
+// ends. The kernel's NAT does the same, for comparison of the delays; with SLUICE_TEST_FULL=1, a million
+// connections of kernel flows.
 func TestClientsMixServicesAndEndpoints(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
+		t.Run(fmt.Sprint("hidden=", hidden, "/nat"), func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 2)
+			list := newMixers(t, lab, func(service.Change) {})
+			translate(t, lab, list, hidden)
+			mix(t, list)
+		})
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
-			lab := netns.NewLab(t, 1)
-			server, err := lab.Backends[0].Listen("tcp", ":8080")
-			must.OK(t, err)
-			defer server.Close()
-			_ = server.(*net.TCPListener).SetDeadline(time.Now().Add(10 * patience))
-			endpoint := at(lab.Backends[0].IPv4, 8080)
-			n := newNode(t, lab, by)
+			lab := netns.NewLab(t, 2)
+			n := newNode(t, lab, func(o *Options) {
+				if by(o); full() {
+					o.MaxFlows = 1 << 17
+				}
+			})
 			n.config.MasqueradeAll = hidden
-			n.apply(svc(vip4, nil, endpoint))
-			n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
-			m := &mixed{t: t, lab: lab, server: server, sides: make(map[string][2]net.Conn)}
-			slow, made, services := 0, 0, 0
-			const ports = 20
-			for range 600 {
-				port, to := 45000+rand.IntN(ports), []string{vip4 + ":80", "10.96.0.11:80", endpoint.String()}[rand.IntN(3)]
-				key := fmt.Sprint(port, " ", to)
-				if sides, is := m.sides[key]; is {
-					delete(m.sides, key)
-					m.end(sides, rand.IntN(4))
-					continue
-				}
-				began := time.Now()
-				sides := m.connect(port, to)
-				if sides[0] == nil {
-					continue // the client itself has it in TIME-WAIT
-				}
-				if time.Since(began) > 900*time.Millisecond {
-					slow++
-				}
-				made++
-				if to != endpoint.String() {
-					services++
-				}
-				m.sides[key] = sides
+			list := newMixers(t, lab, n.apply)
+			for i, m := range list {
+				name := service.Name{Namespace: "test", Name: fmt.Sprint("mixed-", i, "-0")}
+				must.OK(t, n.server.paths[service.TCP].Bind(policy.Opening{
+					Destination: service.Destination{Addr: lab.Node.IPv4, Port: m.to[2].Port(), Protocol: service.TCP},
+					Name:        service.PortName{Name: name, Port: "tcp", Protocol: service.TCP},
+					Kind:        service.NodePort, Action: policy.Accept,
+				}))
 			}
-			for _, sides := range m.sides {
-				m.end(sides, rand.IntN(4))
-			}
-			t.Logf("hidden %v: %d connections, %d to Services, %d took a second and more", hidden, made, services, slow)
+			got := mix(t, list)
 			// A SYN is lost where an endpoint has the port in TIME-WAIT.
-			if slow > made/4 {
-				t.Errorf("hidden %v: %d of %d connections took a second and more", hidden, slow, made)
+			if got.lost > got.made/4 {
+				t.Errorf("hidden %v: %+v", hidden, got)
 			}
 			n.finish()
 			records := n.taken()
-			if len(records) != services {
-				t.Errorf("hidden %v: %d records of %d connections", hidden, len(records), services)
+			if len(records) != got.services {
+				t.Errorf("hidden %v: %d records of %d connections", hidden, len(records), got.services)
 			}
 			for _, r := range records {
 				if r.Path != conntrack.Kernel || r.Port == nil {
@@ -134,26 +271,49 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 	}
 }
 
-// A client's own connection to an endpoint keeps the port that a flow, now over, made it take. A new
-// flow that hides the client takes another port.
+// translate has the kernel's NAT do what a node does for the clients.
+func translate(t *testing.T, lab *netns.Lab, list []*mixer, hidden bool) {
+	t.Helper()
+	var to strings.Builder
+	for _, m := range list {
+		endpoint := m.to[len(m.to)-1]
+		for _, a := range m.to[:len(m.to)-1] {
+			fmt.Fprintf(&to, "ip daddr %s tcp dport %d dnat to %s\n", a.Addr(), a.Port(), endpoint)
+		}
+	}
+	all := ""
+	if hidden {
+		all = "ct status dnat masquerade"
+	}
+	lab.Node.NFT(t, fmt.Sprintf(`table ip nat {
+chain pre { type nat hook prerouting priority dstnat
+%s}
+chain post { type nat hook postrouting priority srcnat
+%s
+ct status dnat ct original ip daddr %s masquerade
+ip saddr %[4]s ip daddr %[4]s masquerade
+}
+}`, to.String(), all, lab.Node.IPv4, lab.Backends[0].IPv4))
+}
+
+// A client's own connection to an endpoint has another port there by a flow that is over. One that
+// hides the client leaves it that port, and takes another one itself.
 func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
 	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
-		server, err := lab.Backends[0].Listen("tcp", ":8080")
-		must.OK(t, err)
-		defer server.Close()
 		endpoint := at(lab.Backends[0].IPv4, 8080)
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, endpoint))
-		m := &mixed{t: t, lab: lab, server: server}
+		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
 		const port = 45000
-		shown := m.connect(port, vip4+":80")
-		own := m.connect(port, endpoint.String())
+		vip := netip.MustParseAddrPort(vip4 + ":80")
+		shown := m.must(t, port, vip)
+		own := m.must(t, port, endpoint)
 		if seen := own[1].RemoteAddr().(*net.TCPAddr).Port; seen == port {
 			t.Fatalf("the endpoint sees port %d of both", seen)
 		}
-		m.end(shown, 0)
+		must.OK(t, shown.end(0))
 		wait.For(t, "the first connection's flow is gone", patience, func() error {
 			if r := n.server.kernel.Index.Find(&bpf.KernelTuple{
 				Src: bpf.AddressOf(endpoint.Addr()), Sport: bpf.Wire(endpoint.Port()), Dst: bpf.AddressOf(lab.Client.IPv4), Dport: bpf.Wire(port), Protocol: unix.IPPROTO_TCP,
@@ -164,11 +324,11 @@ func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
 		})
 		n.config.MasqueradeAll = true
 		n.apply(svc(vip4, nil, endpoint))
-		hidden := m.connect(port, vip4+":80")
+		hidden := m.must(t, port, vip)
 		if seen := hidden[1].RemoteAddr().(*net.TCPAddr).IP; seen.Equal(lab.Client.IPv4.AsSlice()) {
 			t.Fatalf("the endpoint sees %v", seen)
 		}
-		m.end(own, 2)
-		m.end(hidden, 0)
+		must.OK(t, own.end(2))
+		must.OK(t, hidden.end(0))
 	})
 }
