@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -30,6 +31,9 @@ const (
 	// challengeInterval is the shortest time between two challenges to a client (RFC 5961, 7). It is
 	// shorter than the interval at which a client repeats its SYN.
 	challengeInterval = 100 * time.Millisecond
+	// occupiedTime is how long flows avoid the port of a client's own connection to their endpoint, after
+	// one of them has met it: the endpoint answers only one SYN in half a second there.
+	occupiedTime = time.Minute
 )
 
 // dial chooses an endpoint and sends it the first packet. If there is none, the flow ends.
@@ -121,9 +125,17 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		}
 		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(f.nodePort())
 		k.Options |= bpf.KernelOptionOPTION_MASQUERADE
+	} else if w.isOccupied(f.wayBack()) {
+		f.movePorts()
 	}
 	f.noteSource()
 	return true
+}
+
+// isOccupied reports whether a way back is that of a client's own connection.
+func (w *worker) isOccupied(back bpf.KernelTuple) bool {
+	var until uint64
+	return w.kernel.Maps.Occupied.Lookup(&back, &until) == nil && until > uint64(sys.Monotonic())
 }
 
 // aimFromNode sets the address and the port by which a client on this node itself reaches the endpoint.
@@ -339,6 +351,10 @@ func (f *flow) collision() {
 	}
 	if h.moved = len(h.data) == 0; h.moved && !f.stopAsking() {
 		return
+	}
+	if back := f.wayBack(); f.protocol == service.TCP && f.shared().Options&(bpf.KernelOptionOPTION_MASQUERADE|bpf.KernelOptionOPTION_NODE) == 0 {
+		until := uint64(sys.Monotonic() + int64(occupiedTime))
+		_ = f.worker.kernel.Maps.Occupied.Put(&back, &until)
 	}
 	f.worker.kernel.Index.EraseEndpoint(f.index)
 	f.movePorts()

@@ -332,3 +332,28 @@ func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
 		must.OK(t, hidden.end(0))
 	})
 }
+
+// A connection of a client's own to an endpoint answers one SYN of a flow that has its port: the flow gets
+// another one. The next flows, of any Service, do not ask there again.
+func TestFlowsAvoidAClientsOwnConnection(t *testing.T) {
+	t.Parallel()
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		endpoint := at(lab.Backends[0].IPv4, 8080)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, endpoint))
+		n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+		const port = 45000
+		own := m.must(t, port, endpoint)
+		met := func() uint64 { return n.server.Stats().Kernel["collisions"] }
+		for i := range 6 {
+			s := m.must(t, port, netip.MustParseAddrPort([]string{vip4, "10.96.0.11"}[i%2]+":80"))
+			if seen := s[1].RemoteAddr().(*net.TCPAddr).Port; seen == port || met() != 1 {
+				t.Errorf("connection %d: the endpoint sees port %d, and flows have met the client's own connection %d times", i, seen, met())
+			}
+			must.OK(t, s.end(2))
+		}
+		must.OK(t, own.end(0))
+	})
+}

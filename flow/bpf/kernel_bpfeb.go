@@ -370,6 +370,7 @@ const (
 	KernelMapLoads        = "loads"
 	KernelMapMembers      = "members"
 	KernelMapNotices      = "notices"
+	KernelMapOccupied     = "occupied"
 	KernelMapOrigins      = "origins"
 	KernelMapPlaces       = "places"
 	KernelMapPowers       = "powers"
@@ -448,6 +449,7 @@ type KernelMapSpecs struct {
 	Loads        *ebpf.MapSpec `ebpf:"loads"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	Notices      *ebpf.MapSpec `ebpf:"notices"`
+	Occupied     *ebpf.MapSpec `ebpf:"occupied"`
 	Origins      *ebpf.MapSpec `ebpf:"origins"`
 	Places       *ebpf.MapSpec `ebpf:"places"`
 	Powers       *ebpf.MapSpec `ebpf:"powers"`
@@ -500,6 +502,7 @@ type KernelMaps struct {
 	Loads        *ebpf.Map `ebpf:"loads"`
 	Members      *ebpf.Map `ebpf:"members"`
 	Notices      *ebpf.Map `ebpf:"notices"`
+	Occupied     *ebpf.Map `ebpf:"occupied"`
 	Origins      *ebpf.Map `ebpf:"origins"`
 	Places       *ebpf.Map `ebpf:"places"`
 	Powers       *ebpf.Map `ebpf:"powers"`
@@ -524,6 +527,7 @@ func (m *KernelMaps) Close() error {
 		m.Loads,
 		m.Members,
 		m.Notices,
+		m.Occupied,
 		m.Origins,
 		m.Places,
 		m.Powers,

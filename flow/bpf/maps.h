@@ -149,6 +149,15 @@ struct {
 	__type(value, __u64);
 } relayed SEC(".maps");
 
+// occupied are the ways back of clients' own connections to endpoints that flows have met, and until when
+// others avoid them.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct tuple);
+	__type(value, __u64);
+} occupied SEC(".maps");
+
 // upcalls wake userspace. notices (and EVENT_OPEN) do not: it reads them by a timer, and
 // before each upcall.
 struct {

@@ -154,6 +154,7 @@ func (k *Kernel) loadPrograms(spec *ebpf.CollectionSpec, linkHeader uint32, to *
 		KernelMapMembers:      k.Maps.Members,
 		KernelMapRefused:      k.Maps.Refused,
 		KernelMapNotices:      k.Maps.Notices,
+		KernelMapOccupied:     k.Maps.Occupied,
 		KernelMapBuckets:      k.Maps.Buckets,
 		KernelMapControls:     k.Maps.Controls,
 		KernelMapCounters:     k.Maps.Counters,

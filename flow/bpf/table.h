@@ -152,12 +152,25 @@ static __always_inline int is_reply_port(const struct control *c, __u16 port)
 	return c->last_reply && port >= c->first_reply && port <= c->last_reply;
 }
 
+// is_occupied says whether the client has a connection of its own to an endpoint by its port. The endpoint
+// answers one SYN among that connection's segments, and perhaps no other one within half a second.
+GLOBAL int is_occupied(const struct packet *p, const struct place *e)
+{
+	struct tuple back = {};
+	if (!p || !e || p->tuple.protocol != IPPROTO_TCP)
+		return 0;
+	set_ends(&back, &e->addr, e->port, &p->tuple.src, p->tuple.sport);
+	back.protocol = IPPROTO_TCP;
+	__u64 *until = bpf_map_lookup_elem(&occupied, &back);
+	return until && (__s64)(*until - bpf_ktime_get_ns()) > 0;
+}
+
 // middle_port returns the client's port between the hooks: its own one, or another one if
-// steering takes replies to that for the relay's.
-static __always_inline __u16 middle_port(const struct packet *p, const struct control *c)
+// steering takes replies to that for the relay's, or if it is occupied.
+static __always_inline __u16 middle_port(const struct packet *p, const struct control *c, int occupied)
 {
 	__u16 port = bpf_ntohs(p->tuple.sport);
-	return is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
+	return occupied || is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
 }
 
 // enter enters the tuples of a flow whose first packet has a role. It returns -1 if another flow
@@ -304,12 +317,14 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	if (!c || !l)
 		return 0;
 	__u64 now = bpf_ktime_get_ns();
-	__u16 middle = middle_port(p, c);
-	if (is_reply_port(c, middle) || !is_open(skb, p, c, l, now))
+	if (!is_open(skb, p, c, l, now))
 		return 0;
 	int hidden = 0;
 	struct place *e = choose(p, s, c, own, &hidden);
 	if (!e || ((hidden || own) && !(c->hides & HIDES)))
+		return 0;
+	__u16 middle = middle_port(p, c, !hidden && !own && is_occupied(p, e));
+	if (is_reply_port(c, middle))
 		return 0;
 	struct address node = {};
 	if (hidden && find_node(skb, p, e, own ? LOOPBACK : skb->ifindex, &node))

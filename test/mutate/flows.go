@@ -283,6 +283,16 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForgedSYNChangesNoConnection",
 	},
 	{
+		name: "flow-occupied-table", what: "the table has each flow meet the client's own connection to the endpoint",
+		file: "flow/bpf/table.h", old: "return until && (__s64)(*until - bpf_ktime_get_ns()) > 0;", new: "return 0;",
+		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
+	},
+	{
+		name: "flow-occupied", what: "each flow that userspace decides about meets the client's own connection to the endpoint",
+		file: "flow/dial.go", old: "} else if w.isOccupied(f.wayBack()) {", new: "} else if false {",
+		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
+	},
+	{
 		name: "flow-itself", what: "an endpoint that asks itself by the port at which it serves gets no answer",
 		file: "flow/bpf/inject.h", old: "if (old == reference(index, TO_CLIENT))", new: "if (0)",
 		pkg: "flow", test: "TestEndpointAsksItselfByItsPort",
