@@ -64,10 +64,13 @@ func (s *shortcuts) Check() {
 	if err != nil {
 		what = err.Error()
 	}
-	switch until := &s.kernel.Control.ShortcutsUntil; {
-	case what == "":
+	until, ending := &s.kernel.Control.ShortcutsUntil, &s.kernel.Control.ShortcutsEnding
+	switch {
+	case what == "" && !s.leaving.Load():
+		atomic.StoreUint64(ending, 0)
 		atomic.StoreUint64(until, uint64(sys.Monotonic()+int64(shortcutsLast)))
-	case atomic.LoadUint64(until) != 0 && s.leaving.CompareAndSwap(false, true):
+	case what != "" && atomic.LoadUint64(until) != 0 && s.leaving.CompareAndSwap(false, true):
+		atomic.StoreUint64(ending, uint64(sys.Monotonic()))
 		s.leave(func() {
 			atomic.StoreUint64(until, 0)
 			s.leaving.Store(false)

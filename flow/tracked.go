@@ -16,7 +16,8 @@ const trackedTCP = 24 * time.Hour
 
 // leaveShortcuts ends all shortcuts. If a rule decides by connection state, it first enters the open
 // connections into connection tracking, which has seen none of their packets and would take them for
-// new. It does not wait for that: shortcuts end by themselves after shortcutsLast.
+// new, or only the client's SYN and would take them for invalid. Those that open from now on take no
+// shortcuts. It does not wait for that: shortcuts end by themselves after shortcutsLast.
 func (s *Server) leaveShortcuts(end func()) {
 	if !s.options.Loop.Post(func() {
 		s.worker.readNotices()

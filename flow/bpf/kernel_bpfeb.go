@@ -48,6 +48,7 @@ type KernelControl struct {
 	Netns           uint64
 	Seed            uint64
 	ShortcutsUntil  uint64
+	ShortcutsEnding uint64
 	NodeUntil       uint64
 	NodeDevice      uint32
 	Hides           KernelHiding

@@ -253,6 +253,7 @@ struct control {
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 	__u64 seed;   // of the index
 	__u64 shortcuts_until; // until then, packets may take shortcuts
+	__u64 shortcuts_ending; // since then, shortcuts are about to end, and flows that open take none; 0: they are not
 	__u64 node_until; // until then, new connections of the node's own clients may become flows (node.h)
 	__u32 node_device; // the interface of those; 0: none
 	enum hiding hides;

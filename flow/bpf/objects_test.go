@@ -22,7 +22,7 @@ func TestSizes(t *testing.T) {
 	if size := unsafe.Sizeof(KernelLoad{}); size != 56 {
 		t.Errorf("a load has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(KernelControl{}); size != 112 {
+	if size := unsafe.Sizeof(KernelControl{}); size != 120 {
 		t.Errorf("control has %d bytes", size)
 	}
 }

@@ -34,11 +34,12 @@ struct hop {
 	__u8 macs[2][ETH_ALEN]; // destination, source
 };
 
-// shortcuts_open says whether packets take shortcuts at all. Userspace says so again and again.
-static __always_inline int shortcuts_open(__u64 now)
+// shortcuts_open says whether packets of a flow take shortcuts at all. Userspace says so again and again.
+// Connection tracking that has come has to see the whole handshake of a flow that userspace does not tell it of.
+static __always_inline int shortcuts_open(const struct flow *f, __u64 now)
 {
 	struct control *c = control();
-	return c && c->shortcuts_until > now;
+	return c && c->shortcuts_until > now && (!c->shortcuts_ending || (f->state == OPEN && f->answered < c->shortcuts_ending));
 }
 
 // is_plain says whether a packet asks for nothing that only the IP stack does.
@@ -90,7 +91,7 @@ static __noinline int find_shortcut(struct __sk_buff *skb, const struct packet *
 	if (link_header != ETH_HLEN)
 		return 0;
 	__u64 now = bpf_ktime_get_coarse_ns();
-	if (!shortcuts_open(now) || !may_go(p, f, from) || !is_plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
+	if (!shortcuts_open(f, now) || !may_go(p, f, from) || !is_plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
 		return 0;
 	if (refreshes(f, from, now))
 		return 0;

@@ -31,7 +31,7 @@ const (
 )
 
 // Know has connection tracking in the calling thread's network namespace know connections, as if it
-// had seen them from the start. Those that it knows stay as they are. Needs CAP_NET_ADMIN and the
+// had seen them from the start, also those of which it has seen some packets. Needs CAP_NET_ADMIN and the
 // module nf_conntrack_netlink.
 func Know(connections []Connection) error {
 	socket, err := nl.Subscribe(syscall.NETLINK_NETFILTER)
@@ -43,7 +43,7 @@ func Know(connections []Connection) error {
 	for _, c := range connections {
 		r := c.request()
 		r.Sockets = sockets
-		if _, err := r.Execute(syscall.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, syscall.EEXIST) {
+		if _, err := r.Execute(syscall.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, syscall.EBUSY) { // it is just being deleted
 			return fmt.Errorf("connection tracking by netlink: %s to %s: %w", c.Client, c.Server, err)
 		}
 	}
@@ -51,7 +51,7 @@ func Know(connections []Connection) error {
 }
 
 func (c *Connection) request() *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(newEntry, syscall.NLM_F_CREATE|syscall.NLM_F_EXCL|syscall.NLM_F_ACK)
+	r := nl.NewNetlinkRequest(newEntry, syscall.NLM_F_CREATE|syscall.NLM_F_ACK)
 	family := uint8(syscall.AF_INET)
 	if c.Client.Addr().Is6() {
 		family = syscall.AF_INET6

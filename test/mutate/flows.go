@@ -293,6 +293,21 @@ var flows = []mutation{
 		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
 	},
 	{
+		name: "flow-ending-new", what: "a connection that begins while shortcuts end takes them, unknown to connection tracking",
+		file: "flow/bpf/shortcut.h", old: "(!c->shortcuts_ending || (f->state == OPEN && f->answered < c->shortcuts_ending))", new: "1",
+		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
+	},
+	{
+		name: "flow-ending-untold", what: "BPF does not know that shortcuts are about to end",
+		file: "flow/shortcut.go", old: "atomic.StoreUint64(ending, uint64(sys.Monotonic()))", new: "",
+		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
+	},
+	{
+		name: "flow-tracked-half", what: "a connection of which tracking has seen the SYN alone stays so, and its packets are invalid",
+		file: "host/tracking/entries.go", old: "syscall.NLM_F_CREATE|syscall.NLM_F_ACK", new: "syscall.NLM_F_CREATE|syscall.NLM_F_EXCL|syscall.NLM_F_ACK",
+		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
+	},
+	{
 		name: "flow-itself", what: "an endpoint that asks itself by the port at which it serves gets no answer",
 		file: "flow/bpf/inject.h", old: "if (old == reference(index, TO_CLIENT))", new: "if (0)",
 		pkg: "flow", test: "TestEndpointAsksItselfByItsPort",
