@@ -165,12 +165,18 @@ GLOBAL int is_occupied(const struct packet *p, const struct place *e)
 	return until && (__s64)(*until - bpf_ktime_get_ns()) > 0;
 }
 
+// other_port returns the port that replaces a client's own between the hooks.
+static __always_inline __u16 other_port(__u16 port)
+{
+	return FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1);
+}
+
 // middle_port returns the client's port between the hooks: its own one, or another one if
-// steering takes replies to that for the relay's, or if it is occupied.
-static __always_inline __u16 middle_port(const struct packet *p, const struct control *c, int occupied)
+// steering takes replies to that for the relay's.
+static __always_inline __u16 middle_port(const struct packet *p, const struct control *c)
 {
 	__u16 port = bpf_ntohs(p->tuple.sport);
-	return occupied || is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
+	return is_reply_port(c, port) ? other_port(port) : port;
 }
 
 // enter enters the tuples of a flow whose first packet has a role. It returns -1 if another flow
@@ -317,15 +323,18 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	if (!c || !l)
 		return 0;
 	__u64 now = bpf_ktime_get_ns();
-	if (!is_open(skb, p, c, l, now))
+	__u16 middle = middle_port(p, c);
+	if (is_reply_port(c, middle) || !is_open(skb, p, c, l, now))
 		return 0;
 	int hidden = 0;
 	struct place *e = choose(p, s, c, own, &hidden);
 	if (!e || ((hidden || own) && !(c->hides & HIDES)))
 		return 0;
-	__u16 middle = middle_port(p, c, !hidden && !own && is_occupied(p, e));
-	if (is_reply_port(c, middle))
-		return 0;
+	if (!hidden && !own && is_occupied(p, e)) {
+		middle = other_port(bpf_ntohs(p->tuple.sport));
+		if (is_reply_port(c, middle))
+			return 0;
+	}
 	struct address node = {};
 	if (hidden && find_node(skb, p, e, own ? LOOPBACK : skb->ifindex, &node))
 		return 0;

@@ -445,7 +445,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-reply-ports-asked", what: "a client on one of the relay's reply ports is not served while userspace is away",
-		file: "flow/bpf/table.h", old: "is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port", new: "port",
+		file: "flow/bpf/table.h", old: "is_reply_port(c, port) ? other_port(port) : port", new: "port",
 		pkg: "flow", test: "TestClientsOnReplyPorts",
 	},
 	{
