@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,7 +58,16 @@ func TestTakeOverPausesConnections(t *testing.T) {
 		})
 	}
 	before.Wait()
+	empty := p.memory()
 	open := hold(t, lab.Client, address, connections)
+	p.awaitOpen(connections) // those before may still end
+	t.Logf("%d connections take %d B of the process each", connections, (p.memory()-empty)/connections)
+	began := time.Now()
+	out, err := sluice(t, lab, "conns", "-o", "json", "state=open")
+	if got := strings.Count(out, "\n"); err != nil || got != connections {
+		t.Errorf("conns lists %d of %d connections: %v", got, connections, err)
+	}
+	t.Logf("conns lists them in %v", time.Since(began).Round(time.Millisecond))
 	for range 5 {
 		before := p
 		next := *before
@@ -75,7 +85,7 @@ func TestTakeOverPausesConnections(t *testing.T) {
 		t.Logf("%d connections in %v (goal: 9000 in 0.5s), %.0f in a second; pause: p50 %s (goal: 5ms), p99 %s (goal: 50ms)",
 			connections, took, float64(connections)/took.Seconds(), said[3], said[4])
 	}
-	began := time.Now()
+	began = time.Now()
 	alive(t, open)
 	t.Logf("all have answered within %v", time.Since(began))
 	p.stop()
