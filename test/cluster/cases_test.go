@@ -153,7 +153,7 @@ func (w *world) wantPath(path string) {
 	must.OK(w.t, err)
 	defer log.Close()
 	own := w.hosts.NodeAddrs(w.t)
-	right, wrong, early := make(map[string]int), 0, 0
+	right, wrong, early, between := make(map[string]int), 0, 0, 0
 	for lines := bufio.NewScanner(log); lines.Scan(); {
 		var r struct {
 			Protocol, Path, Service string
@@ -175,6 +175,13 @@ func (w *world) wantPath(path string) {
 			// The relay binds a new node port before the kernel forwards, and may have its
 			// first connections.
 			if early++; early <= 20 {
+				continue
+			}
+		}
+		if r.Path != want && want == "kernel" && r.VIPKind == "ClusterIP" {
+			// The relay has a Service's first endpoints a moment before the kernel: a client that
+			// comes just then is the relay's.
+			if between++; between <= 3 {
 				continue
 			}
 		}
