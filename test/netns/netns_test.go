@@ -151,3 +151,18 @@ func TestDumpLeavesOutWhatRulesCount(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
+
+// A program that another goroutine waits for when the test ends is killed, and ends both waits.
+func TestProgramThatIsWaitedForAtTheEnd(t *testing.T) {
+	ended := make(chan error, 1)
+	for range 20 {
+		t.Run("program", func(t *testing.T) {
+			c := New(t, "program").Command(t, "sleep", "60")
+			must.OK(t, c.Start())
+			go func() { ended <- c.Wait() }()
+		})
+		if err := <-ended; err == nil {
+			t.Error("a killed program has succeeded")
+		}
+	}
+}

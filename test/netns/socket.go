@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -73,7 +74,8 @@ func (n *Namespace) Dialer(d *net.Dialer, network, address string) (net.Conn, er
 // start it there.
 type Cmd struct {
 	*exec.Cmd
-	ns *Namespace
+	ns      *Namespace
+	waiting sync.Mutex // a second Wait beside another one never returns
 }
 
 // Command prepares a program that will run inside the namespace. When the test
@@ -84,8 +86,10 @@ func (n *Namespace) Command(t testing.TB, name string, args ...string) *Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a killed test cleans up nothing
 	t.Cleanup(func() {
 		cancel()
+		c.waiting.Lock()
+		defer c.waiting.Unlock()
 		if c.Process != nil && c.ProcessState == nil {
-			_ = c.Wait()
+			_ = c.Cmd.Wait()
 		}
 	})
 	return c
@@ -95,10 +99,23 @@ func (n *Namespace) Command(t testing.TB, name string, args ...string) *Cmd {
 func (c *Cmd) Start() error { return c.ns.Do(c.Cmd.Start) }
 
 // Run is exec.Cmd.Run inside the namespace.
-func (c *Cmd) Run() error { return c.ns.Do(c.Cmd.Run) }
+func (c *Cmd) Run() error {
+	c.waiting.Lock()
+	defer c.waiting.Unlock()
+	return c.ns.Do(c.Cmd.Run)
+}
+
+// Wait is exec.Cmd.Wait.
+func (c *Cmd) Wait() error {
+	c.waiting.Lock()
+	defer c.waiting.Unlock()
+	return c.Cmd.Wait()
+}
 
 // Output is exec.Cmd.Output inside the namespace.
 func (c *Cmd) Output() (out []byte, err error) {
+	c.waiting.Lock()
+	defer c.waiting.Unlock()
 	err = c.ns.Do(func() error {
 		out, err = c.Cmd.Output()
 		return err
@@ -108,6 +125,8 @@ func (c *Cmd) Output() (out []byte, err error) {
 
 // CombinedOutput is exec.Cmd.CombinedOutput inside the namespace.
 func (c *Cmd) CombinedOutput() (out []byte, err error) {
+	c.waiting.Lock()
+	defer c.waiting.Unlock()
 	err = c.ns.Do(func() error {
 		out, err = c.Cmd.CombinedOutput()
 		return err
