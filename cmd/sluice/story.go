@@ -28,7 +28,8 @@ func newStoryCommand() *cobra.Command {
 its record: each attempt, its times and bytes, what TCP says of both sides (round-trip
 time, repeated segments, bytes that were not acknowledged, the peer's window), and a
 verdict: the client, the client's network, this node, the pod's network, the pod or
-nobody, with the reason. sluice conns -o wide lists the numbers of open connections,
+nobody, with the reason; and whether the configuration has changed since it began, as
+sluice explain answers by that of now. sluice conns -o wide lists the numbers of open connections,
 sluice log -o json those of connections that ended.
 
 TCP's view is of relayed connections. Of a kernel flow, the kernel knows the time of the
@@ -65,5 +66,9 @@ func (o *storyOptions) run(cmd *cobra.Command, number string) error {
 	if err := decode(line, &connection); err != nil {
 		return err
 	}
-	return show.Story(cmd.OutOrStdout(), &connection)
+	var status api.Status
+	if err := c.Get(ctx, api.PathStatus, nil, &status); err != nil {
+		return err
+	}
+	return show.Story(cmd.OutOrStdout(), &connection, status.Applied)
 }

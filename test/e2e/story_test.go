@@ -141,3 +141,31 @@ func awaitListed(t *testing.T, lab *netns.Lab, filter string) (c api.Connection)
 	})
 	return c
 }
+
+// TestStoryOfAnotherConfiguration: sluice story says that the configuration has changed since a
+// connection opened, and sluice explain of which one its answer is.
+func TestStoryOfAnotherConfiguration(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	lab.EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	hold(t, lab.Client, addresses(80, vip4)[0], 1)
+	id := strconv.FormatUint(awaitListed(t, lab, "state=open").ID, 10)
+	const changed = "the configuration has changed since it began, at "
+	if out, err := sluice(t, lab, "story", id); err != nil || strings.Contains(out, changed) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p.write("other.yaml", webService{name: "other", vips: []string{"10.96.0.82"}, port: 80, endpoints: on(8080, lab.Backends...)}.yaml())
+	var at string
+	wait.For(t, "the story says that it has changed", startTimeout, func() error {
+		out, err := sluice(t, lab, "story", id)
+		_, after, found := strings.Cut(out, changed)
+		if at, _, _ = strings.Cut(after, ": "); err != nil || !found {
+			return fmt.Errorf("%v: %s", err, out)
+		}
+		return nil
+	})
+	if out, err := sluice(t, lab, "explain", "--from", "10.1.0.2", "--to", addresses(80, vip4)[0]); err != nil || !strings.Contains(out, "its configuration is of "+at) {
+		t.Errorf("%v, want that of %q: %s", err, at, out)
+	}
+}

@@ -98,6 +98,11 @@ var views = []mutation{
 		pkg: "test/web", test: "TestPage/Story",
 	},
 	{
+		name: "story-told-of-today", what: "sluice story does not say that the configuration has changed since a connection opened",
+		file: "cmd/sluice/internal/show/story.go", old: "if applied.After(c.Time) {", new: "if applied.Before(c.Time) {",
+		pkg: "test/e2e", test: "TestStoryOfAnotherConfiguration",
+	},
+	{
 		name: "doctor-unwrapped", what: "lines of sluice doctor are as long as its reasons",
 		file: "cmd/sluice/internal/doctor/text.go", old: "utf8.RuneCountInString(word) <= width {", new: "width >= 0 {",
 		pkg: "cmd/sluice/internal/doctor", test: "TestNoLineIsLong",

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/sluice-proxy/sluice/internal/amount"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 )
 
-// Story writes what is known of one connection, and the verdict about it.
-func Story(out io.Writer, c *api.Connection) error {
+// Story writes what is known of one connection, and the verdict about it. applied is when the
+// configuration of now was.
+func Story(out io.Writer, c *api.Connection, applied time.Time) error {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-11s %s\n", name, printable.Text(fmt.Sprintf(format, args...)))
@@ -30,7 +32,7 @@ func Story(out io.Writer, c *api.Connection) error {
 	}
 	line("client", "%s", client)
 	line("asked for", "%s (%s) %s", c.VIP, c.VIPKind, c.Service)
-	line("began", "%s, %s ago", c.Time.Local().Format("2006-01-02 15:04:05.000"), us(c.DurationUS))
+	line("began", "%s, %s", c.Time.Local().Format(Moment), lasted(c))
 	for _, a := range c.Failed {
 		line("attempt", "%s %s: %s after %s", cmp.Or(a.Endpoint, "no endpoint"), a.Pod, a.Error, us(a.US))
 	}
@@ -73,8 +75,22 @@ func Story(out io.Writer, c *api.Connection) error {
 	if v := c.Verdict; v != nil {
 		line("verdict", "%s: %s", culprit(v.Who), v.Why)
 	}
+	if applied.After(c.Time) {
+		line("note", "the configuration has changed since it began, at %s: sluice explain says how the proxy would decide now", applied.Local().Format(Moment))
+	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// Moment is the form of a time.
+const Moment = "2006-01-02 15:04:05.000"
+
+// lasted writes how long ago an open connection began, or how long one lasted.
+func lasted(c *api.Connection) string {
+	if c.End != "" {
+		return "for " + us(c.DurationUS)
+	}
+	return us(c.DurationUS) + " ago"
 }
 
 // culprit writes who is to blame.
