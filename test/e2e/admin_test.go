@@ -157,6 +157,7 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 // TestDrainedEndpointGetsNoNewConnections drains an endpoint: its connections stay,
 // new ones avoid it, and come back when it is taken back.
 func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
+	t.Parallel()
 	const asks = 12
 	lab := netns.NewLab(t, 2)
 	lab.EchoTCP(t, 8080)
@@ -206,6 +207,7 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 // TestCommandsAskTheProxyOfTheirNamespace asks from a namespace without a proxy, and
 // has commands ask that of their own.
 func TestCommandsAskTheProxyOfTheirNamespace(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080) // nobody listens on the other one
 	p := startProxy(t, lab, []webService{webOn(lab), {name: "dead", vips: []string{"10.96.0.81"}, port: 81}})

@@ -90,6 +90,7 @@ func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
 // TestPromise7_AffinityMoves: clients keep their endpoint over a take-over, with TCP and UDP, on
 // both data paths.
 func TestPromise7_AffinityMoves(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		lab := netns.NewLab(t, 6)
 		lab.EchoTCP(t, 8080)

@@ -19,6 +19,7 @@ import (
 // TestAnnotations: each annotation that has no test of its own does what
 // docs/configuration.md says, on both data paths.
 func TestAnnotations(t *testing.T) {
+	t.Parallel()
 	onPaths(t, playAnnotations)
 }
 
@@ -147,6 +148,7 @@ func playAnnotations(t *testing.T, path string) {
 // file's last content stays in force. A bad value of an annotation of another proxy is named
 // and counted, and leaves the Service with the default.
 func TestBadAnnotations(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoTCP(t, 8080)

@@ -65,6 +65,7 @@ func nextSequence(t *testing.T, c net.Conn) (next uint32) {
 // TestSegmentOutsideOfTheWindow sends one segment outside of the window, and closes the connection.
 // The record comes long before the idle timeout, with the real duration and bytes.
 func TestSegmentOutsideOfTheWindow(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			lab := netns.NewLab(t, 1)
@@ -90,6 +91,7 @@ func TestSegmentOutsideOfTheWindow(t *testing.T) {
 // connects to the endpoint and to its Service from the same ports. Its connections go on, and the
 // host's Service never answers it.
 func TestForgedSYNsTakeNoConnection(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			lab := netns.NewLab(t, 2)

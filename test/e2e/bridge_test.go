@@ -17,6 +17,7 @@ import (
 // answer it directly, and the client would reset the connection. So the endpoint
 // sees the node's address, while clients on other hosts keep their own.
 func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 0)
 	nl := lab.Node.Netlink()
 	attrs := netlink.NewLinkAttrs()

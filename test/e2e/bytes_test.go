@@ -211,7 +211,10 @@ func bothWays(t *testing.T, test func(t *testing.T, splice string)) {
 
 // TestPromise3_HalfCloseStaysAHalfClose ends one half in each direction and goes
 // on sending in the other.
-func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) { bothWays(t, halfCloses) }
+func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) {
+	t.Parallel()
+	bothWays(t, halfCloses)
+}
 
 func halfCloses(t *testing.T, splice string) {
 	lab := netns.NewLab(t, 1)
@@ -241,6 +244,7 @@ func halfCloses(t *testing.T, splice string) {
 // TestPromise3_ResetStaysAReset resets each side: while idle, with bytes in
 // flight, and after the other half has ended.
 func TestPromise3_ResetStaysAReset(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, false) })
 }
 
@@ -248,6 +252,7 @@ func TestPromise3_ResetStaysAReset(t *testing.T) {
 // TCP, and are answered by TCP. They must not take a reset for a lost path and
 // wait for another path (net.mptcp.close_timeout, 60 s).
 func TestMultipathClientsMeetResets(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, true) })
 }
 

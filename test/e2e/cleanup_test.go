@@ -13,6 +13,7 @@ import (
 // iptables-legacy need are missing, as in the image, cleanup --kube-proxy fails, and
 // removes our own state all the same.
 func TestCleanupGoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
 		t.Skip("SKIP-NEEDS: iptables-legacy-restore")
 	}

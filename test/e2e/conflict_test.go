@@ -21,6 +21,7 @@ const metricConflicts = "sluice_port_conflicts"
 // once, shows it as a metric, and serves everything else; it takes the ports when
 // they become free, however often the configuration changes.
 func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
+	t.Parallel()
 	m := modes[0]
 	if m.lacks(nodePort) {
 		return

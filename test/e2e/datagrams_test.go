@@ -224,6 +224,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 // TestTCPAndUDPOnOnePort has a TCP and a UDP Service on the same addresses and
 // ports, as DNS has.
 func TestTCPAndUDPOnOnePort(t *testing.T) {
+	t.Parallel()
 	m := modes[0]
 	if m.lacks(datagrams) {
 		return

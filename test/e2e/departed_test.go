@@ -17,6 +17,7 @@ import (
 // those to other endpoints, to one that is back in time, and of Services without the
 // annotation, until they get it.
 func TestDrainAnnotation(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()

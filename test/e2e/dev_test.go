@@ -157,6 +157,7 @@ func devFiles(t *testing.T) (dir, sluice, player string) {
 // of its own: manifests without cluster IPs, processes on loopback, one of which is dead,
 // one command, and an edit. Names are found by curl, getent and Go. Nothing is left.
 func TestDevServesACommand(t *testing.T) {
+	t.Parallel()
 	dir, sluice, player := devFiles(t)
 	for who, prefix := range map[string][]string{"root": nil, "nobody": {"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}} {
 		t.Run(who, func(t *testing.T) {
@@ -239,6 +240,7 @@ func machineState(t *testing.T, n *netns.Namespace) string {
 // TestDevKeepsAHostsFile serves the machine without a command: names are in the hosts file
 // until SIGINT, and follow an edit.
 func TestDevKeepsAHostsFile(t *testing.T) {
+	t.Parallel()
 	dir, sluice, _ := devFiles(t)
 	machine := newMachine(t)
 	hosts := filepath.Join(dir, "hosts")
@@ -286,6 +288,7 @@ func TestDevWithoutRights(t *testing.T) {
 // rest is relayed. A dead endpoint costs a retry on both data paths. Nothing is left at the
 // interfaces.
 func TestDevDataPaths(t *testing.T) {
+	t.Parallel()
 	for datapath, path := range map[string]string{"auto": "kernel", "kernel": "kernel", "relay": "relay"} {
 		t.Run(datapath, func(t *testing.T) {
 			lab := netns.NewLab(t, 1)

@@ -59,7 +59,10 @@ func enough(t *testing.T, bounds ...*bound) bool {
 
 // TestEveryFamilyFromEverywhere connects from another host, from the node itself
 // and from a host that is also an endpoint, over IPv4 and IPv6.
-func TestEveryFamilyFromEverywhere(t *testing.T) { forModes(t, playEveryFamily) }
+func TestEveryFamilyFromEverywhere(t *testing.T) {
+	t.Parallel()
+	forModes(t, playEveryFamily)
+}
 
 func playEveryFamily(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
@@ -88,6 +91,7 @@ func playEveryFamily(t *testing.T, m mode) {
 // TestEndpointGoneKeepsItsConnections removes an endpoint from the manifests and
 // adds it again while connections to it are open. They must continue (A8.1).
 func TestEndpointGoneKeepsItsConnections(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	lab.EchoTCP(t, 8080)
 	all := webOn(lab)
@@ -147,6 +151,7 @@ func onlyOn(from *netns.Host, address, want string) error {
 // TestPromise4_PortWithNoEndpointsRefuses also runs a server of the node on the
 // same port of every address. It must never answer for a VIP.
 func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	lab.Node.EchoTCP(t, 80)
@@ -193,7 +198,10 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 
 // TestPromise4_PortWhosePolicyLeavesNoneHereDrops has a service with internal
 // policy Local whose endpoints are all on another node (A3.5).
-func TestPromise4_PortWhosePolicyLeavesNoneHereDrops(t *testing.T) { forModes(t, playSilentPort) }
+func TestPromise4_PortWhosePolicyLeavesNoneHereDrops(t *testing.T) {
+	t.Parallel()
+	forModes(t, playSilentPort)
+}
 
 func playSilentPort(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
@@ -229,7 +237,10 @@ func playSilentPort(t *testing.T, m mode) {
 
 // TestHostsOwnServersStayBehindTheirAddresses has servers of the node listen on
 // every address.
-func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) { forModes(t, playHostsServers) }
+func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) {
+	t.Parallel()
+	forModes(t, playHostsServers)
+}
 
 func playHostsServers(t *testing.T, m mode) {
 	if m.lacks(takenPorts) {

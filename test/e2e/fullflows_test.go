@@ -16,6 +16,7 @@ import (
 // answered at once, by a flow in place of another one or by the relay, of the clients that
 // came first and of those that came later.
 func TestFullTableOfFlows(t *testing.T) {
+	t.Parallel()
 	const flows, clients = 64, 200
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 9000)
@@ -48,6 +49,7 @@ func TestFullTableOfFlows(t *testing.T) {
 // TestServiceHasWhatOthersDoNotNeed has one client open more connections to one Service than half of
 // the kernel's table, and more than the process has descriptors for: none is reset.
 func TestServiceHasWhatOthersDoNotNeed(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})

@@ -77,6 +77,7 @@ func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body
 // Service. A port that another program holds is logged, counted, and opened when
 // it is free.
 func TestHealthCheckPort(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	taken, err := lab.Node.Listen("tcp4", "0.0.0.0:32000")
 	must.OK(t, err)
@@ -116,6 +117,7 @@ func TestHealthCheckPort(t *testing.T) {
 
 // TestHealthz tests A7.2 and A7.3 on the real program.
 func TestHealthz(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--healthz-bind-address", "0.0.0.0:10256")
 	want := func(what, path string, status int, part string) {

@@ -19,6 +19,7 @@ import (
 // its interface is renamed. From then on it reaches the remote endpoint, with its
 // own address (A3.6). An address that is added to the node gets node ports (A4.4).
 func TestNodeIsFollowedWhileItChanges(t *testing.T) {
+	t.Parallel()
 	m := modes[0]
 	const patience = 300 * time.Millisecond
 	w := newWorld(t, "tcp", []row{{name: "there", endpoints: "there", external: "Local"}, {name: "both", endpoints: "here there"}})

@@ -77,6 +77,7 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 // test/manifests/broken, one that is too large, and a valid one. Tests of
 // source/manifests compare the exact messages.
 func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
+	t.Parallel()
 	// These are valid.
 	fine := []string{"good.yaml", "comments-only.yaml", "empty.yaml", "other-kinds.yaml", "same-address-1.yaml"}
 	lab := netns.NewLab(t, 1)
@@ -119,6 +120,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 
 // TestLastGoodContentStaysInForce breaks a file, repairs it, and deletes it.
 func TestLastGoodContentStaysInForce(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	lab.EchoTCP(t, 8080)
 	web := webOn(lab)

@@ -156,7 +156,10 @@ func webOn(lab *netns.Lab) webService {
 
 // TestPromise6_StopAndCleanupLeaveNothing compares the kernel's whole state before
 // and after, with another program's state beside ours.
-func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) { forModes(t, playCleanup) }
+func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) {
+	t.Parallel()
+	forModes(t, playCleanup)
+}
 
 func playCleanup(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
@@ -191,7 +194,10 @@ func playCleanup(t *testing.T, m mode) {
 
 // TestPromise6_KilledProxyIsTakenOver kills the proxy while clients connect, and
 // starts another one with the first one's kernel state in place.
-func TestPromise6_KilledProxyIsTakenOver(t *testing.T) { forModes(t, playTakeOver) }
+func TestPromise6_KilledProxyIsTakenOver(t *testing.T) {
+	t.Parallel()
+	forModes(t, playTakeOver)
+}
 
 func playTakeOver(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
@@ -259,6 +265,7 @@ func playTakeOver(t *testing.T, m mode) {
 // TestSecondRunReportsTheFirstAndExits also expects the first proxy to be
 // unaffected.
 func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	first := startProxy(t, lab, []webService{webOn(lab)})
@@ -294,7 +301,10 @@ func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 
 // TestPromise6_RemovedStateIsRepaired removes all of the proxy's kernel state, as
 // the reload of a firewall does.
-func TestPromise6_RemovedStateIsRepaired(t *testing.T) { forModes(t, playRepair) }
+func TestPromise6_RemovedStateIsRepaired(t *testing.T) {
+	t.Parallel()
+	forModes(t, playRepair)
+}
 
 func playRepair(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)

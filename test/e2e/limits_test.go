@@ -58,6 +58,7 @@ func refusedHere(err error) bool { return forwarded() && errors.Is(err, syscall.
 // TestConnectionLimitOfAService fills one service. Other services must not be
 // affected.
 func TestConnectionLimitOfAService(t *testing.T) {
+	t.Parallel()
 	const limit = 8
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -101,6 +102,7 @@ func TestConnectionLimitOfAService(t *testing.T) {
 // TestConnectionLimitOfANamespace fills a namespace by one of its Services. The
 // namespace's other Service then gets no connection.
 func TestConnectionLimitOfANamespace(t *testing.T) {
+	t.Parallel()
 	const limit = 8
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -157,6 +159,7 @@ func leanEcho(t *testing.T, h *netns.Host, port uint16) {
 // TestConnectionLimitOfAll fills the whole proxy. Open connections continue;
 // further ones wait and are served later.
 func TestConnectionLimitOfAll(t *testing.T) {
+	t.Parallel()
 	limit := 200
 	if full() {
 		limit = 9000

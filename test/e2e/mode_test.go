@@ -122,8 +122,8 @@ func (m mode) environment(t *testing.T) []string {
 // kinds are all kinds of destinations.
 var kinds = []string{clusterIP, nonLocalExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
 
-// forModes runs a test in all modes in parallel, but not beside other tests. Such
-// tests mostly wait, and none measures time.
+// forModes runs a test in all modes in parallel. Such tests mostly wait, and none
+// measures time.
 func forModes(t *testing.T, test func(*testing.T, mode)) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {

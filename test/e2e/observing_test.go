@@ -82,6 +82,7 @@ func documentedCommands(t *testing.T) []string {
 
 // TestObservingCommands runs each command of docs/observing.md.
 func TestObservingCommands(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080) // the other one refuses
 	p := startProxy(t, lab, []webService{webOn(lab)})

@@ -17,6 +17,7 @@ import (
 // without an admin socket, only reads, and answers to no name but loopback's and those
 // that were allowed.
 func TestProxyServesThePage(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--web-bind-address=:10261", "--web-allowed-hosts=node-1.example", "--admin-socket=off")

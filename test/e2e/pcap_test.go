@@ -59,6 +59,7 @@ func readCapture(t *testing.T, path string) (list []packet) {
 // client and proxy and between proxy and endpoint, also where only their end says that they match,
 // and those of the endpoint that was tried in vain. Others' packets are not in the file.
 func TestPacketsOfConnections(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		lab := netns.NewLab(t, 3)
 		serving, closed := lab.Backends[:2], on(8080, lab.Backends[2])[0]

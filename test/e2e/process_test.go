@@ -21,6 +21,7 @@ import (
 // TestPromise5_OneRecordForEachConnectionAlsoWhenStopped stops the proxy while
 // connections are open. Some have an endpoint, some wait for one.
 func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
+	t.Parallel()
 	const over, live, dialling = 5, 10, 3
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -68,6 +69,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 
 // TestRecordHasAllFields compares a record with the connection.
 func TestRecordHasAllFields(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
@@ -98,6 +100,7 @@ func TestRecordHasAllFields(t *testing.T) {
 // TestRecordNamesTheNodeAsClient connects from the node, and from a client behind it. The record of
 // the node's own process names the node, whichever of its addresses the kernel has chosen.
 func TestRecordNamesTheNodeAsClient(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoTCP(t, 8080)
@@ -124,6 +127,7 @@ func TestRecordNamesTheNodeAsClient(t *testing.T) {
 // TestHangupReopensTheLog rotates the access log while clients connect. No record
 // may be lost or written twice.
 func TestHangupReopensTheLog(t *testing.T) {
+	t.Parallel()
 	const each = 50
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -166,6 +170,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 // TestNeedsNoMoreThanNetAdmin runs the proxy as an unprivileged user with only
 // that capability.
 func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
+	t.Parallel()
 	const nobody = 65534
 	if strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "sklookup") {
 		t.Skip("SKIP-NEEDS: a steering mode without BPF, which needs another capability")

@@ -77,6 +77,7 @@ func converse(c net.Conn, text string) (line, rest string, err error) {
 // and in version 2 its name. What the client sends follows it, and alone counts in the
 // record. With kernel flows the Service is relayed.
 func TestProxyProtocolIsSent(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		lab := netns.NewLab(t, 1)
 		headerReader(t, lab.Backends[0], 8080)
@@ -111,6 +112,7 @@ func TestProxyProtocolIsSent(t *testing.T) {
 // ranges, endpoints and records. Broken headers, slow ones and strangers are reset, and
 // their records say why. No byte of them reaches the endpoint.
 func TestProxyProtocolIsAccepted(t *testing.T) {
+	t.Parallel()
 	onPaths(t, acceptProxyProtocol)
 }
 

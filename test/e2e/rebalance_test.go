@@ -102,6 +102,7 @@ func (k *idleClients) stop() {
 // has 90 to 110 then. They are closed in order, one after another, and connections in use are
 // not. A Service without the annotation keeps its connections.
 func TestRebalance(t *testing.T) {
+	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
 		const clients = 600
 		lab := netns.NewLab(t, 6)

@@ -22,6 +22,7 @@ type turnedAway struct {
 // TestRefusalsAreTold: what is refused or dropped is a metric by reason, a line of sluice tap
 // and sluice failures with client, Service and reason, and a record where a flag asks for it.
 func TestRefusalsAreTold(t *testing.T) {
+	t.Parallel()
 	for _, m := range modes {
 		switch m.name {
 		case "sklookup-nftables", "tproxy-nftables", "sklookup": // the others do not count

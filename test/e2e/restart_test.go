@@ -13,6 +13,7 @@ import (
 // that connects between the two processes waits for the second one, or is refused
 // if the first was killed. The log says how long that took.
 func TestRestartEndsOpenConnections(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	// No host beyond the node has the Services' addresses.

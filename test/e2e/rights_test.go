@@ -15,6 +15,7 @@ import (
 // TestAnotherUserIsToldWhatIsMissing in each steering mode: the program ends with an error
 // that names the right and says how to get it, once.
 func TestAnotherUserIsToldWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	netns.Require(t)
 	node := netns.NewLab(t, 0).Node
 	dir := t.TempDir()

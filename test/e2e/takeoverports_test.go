@@ -14,7 +14,10 @@ import (
 // TestTakeOverSharesReplyPorts: connections that have moved, those that stay with the process before
 // and new ones share the few reply ports of each client and endpoint. No port is given twice, and none
 // is missing while one is free.
-func TestTakeOverSharesReplyPorts(t *testing.T) { forModes(t, playReplyPorts) }
+func TestTakeOverSharesReplyPorts(t *testing.T) {
+	t.Parallel()
+	forModes(t, playReplyPorts)
+}
 
 func playReplyPorts(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)

@@ -24,6 +24,7 @@ const tunnelled = 1420
 // by one and in GSO batches (UDP_SEGMENT), never more than the queues hold. Each
 // must arrive alone, whole, in order and once, and so must the answers.
 func TestTunnelsKeepTheirDatagrams(t *testing.T) {
+	t.Parallel()
 	datagrams := 6400
 	if full() {
 		datagrams = 640000
