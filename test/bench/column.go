@@ -57,15 +57,15 @@ func allColumns() []column {
 		{id: "bulk16", about: "download, 16 streams", quick: true, run: bulk("bulk16", load.Download, 16)},
 		{id: "up1", about: "upload, 1 stream", extra: true, run: bulk("up1", load.Upload, 1)},
 		{id: "up16", about: "upload, 16 streams", extra: true, run: bulk("up16", load.Upload, 16)},
-		{id: "rr1", about: "128 bytes there and back, 1 client", quick: true, run: requests("rr1", 1)},
-		{id: "rr64", about: "the same, 64 clients", quick: true, run: requests("rr64", 64)},
+		{id: "rr1", about: "128 bytes there and back, 1 client", quick: true, run: requests("rr1", load.Spec{Kind: load.Echo, Clients: 1})},
+		{id: "rr64", about: "the same, 64 clients", quick: true, run: requests("rr64", load.Spec{Kind: load.Echo, Clients: 64})},
 		{id: "crc", about: "connect, 128 bytes there and back, close; 32 clients, the server closes first", quick: true, run: churn("crc", load.ServerCloses)},
-		{id: "node-rr1", about: "128 bytes there and back, 1 client on the node itself", only: nodePeers, run: onNode(requests("node-rr1", 1))},
+		{id: "node-rr1", about: "128 bytes there and back, 1 client on the node itself", only: nodePeers, run: onNode(requests("node-rr1", load.Spec{Kind: load.Echo, Clients: 1}))},
 		{id: "node-bulk1", about: "download, 1 stream of a client on the node itself", only: nodePeers, run: onNode(bulk("node-bulk1", load.Download, 1))},
 		{id: "node-crc", about: "crc, 32 clients on the node itself", only: nodePeers, run: onNode(churn("node-crc", load.ServerCloses))},
 		{id: "mixed", about: "100 request-response clients beside 100 bulk streams", quick: true, run: mixed},
-		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: datagrams("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
-		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: datagrams("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
+		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: requests("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
+		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: requests("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
 		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", datagramSize, false)},
 		{id: "udp-gso", about: "UDP: the same, with GSO (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", datagramSize, true)},
 		{id: "udp-tunnel", about: "UDP: datagrams of 1,420 bytes, as a tunnel's, one by one", only: udpPeers, run: pour("udp-tunnel", tunnelSize, false)},
@@ -102,33 +102,39 @@ func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1
 
 func gbit(bytesPerSecond float64) float64 { return bytesPerSecond * 8 / 1e9 }
 
+// figures runs a load and takes figures from its result.
+func (s *stage) figures(spec load.Spec, take func(*load.Result) figures) (figures, error) {
+	r, err := s.load(spec)
+	if err != nil {
+		return nil, err
+	}
+	return take(r), s.clean(r)
+}
+
 func bulk(id string, kind load.Kind, streams int) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: kind, Clients: streams})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":    gbit(r.ByteRate),
-			id + ".cpu":     perGB(r.Relay, r.Bytes),
-			id + ".machine": perGB(r.Machine.Busy, r.Bytes),
-		}, s.clean(r)
+		return s.figures(load.Spec{Kind: kind, Clients: streams}, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":    gbit(r.ByteRate),
+				id + ".cpu":     perGB(r.Relay, r.Bytes),
+				id + ".machine": perGB(r.Machine.Busy, r.Bytes),
+			}
+		})
 	}
 }
 
-func requests(id string, clients int) func(*stage) (figures, error) {
+// requests measures clients that ask and wait for the answer.
+func requests(id string, spec load.Spec) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.Echo, Clients: clients})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":    r.Rate,
-			id + ".p50":     microseconds(r.P50),
-			id + ".p99":     microseconds(r.P99),
-			id + ".cpu":     per100k(r.Relay, r.Count),
-			id + ".machine": per100k(r.Machine.Busy, r.Count),
-		}, s.clean(r)
+		return s.figures(spec, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":    r.Rate,
+				id + ".p50":     microseconds(r.P50),
+				id + ".p99":     microseconds(r.P99),
+				id + ".cpu":     per100k(r.Relay, r.Count),
+				id + ".machine": per100k(r.Machine.Busy, r.Count),
+			}
+		})
 	}
 }
 
@@ -138,16 +144,14 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 		if closes == load.ClientCloses {
 			spec.Sources, spec.MaxConns = s.world.Clients, clientCloses
 		}
-		r, err := s.load(spec)
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":    r.Rate,
-			id + ".p99":     microseconds(r.P99),
-			id + ".cpu":     per100k(r.Relay, r.Count),
-			id + ".machine": per100k(r.Machine.Busy, r.Count),
-		}, s.clean(r)
+		return s.figures(spec, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":    r.Rate,
+				id + ".p99":     microseconds(r.P99),
+				id + ".cpu":     per100k(r.Relay, r.Count),
+				id + ".machine": per100k(r.Machine.Busy, r.Count),
+			}
+		})
 	}
 }
 
@@ -175,15 +179,13 @@ func steady(id string, closes load.Close) func(*stage) (figures, error) {
 		if closes == load.ClientCloses {
 			spec.Sources = s.world.Clients
 		}
-		r, err := s.load(spec)
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":   r.Rate,
-			id + ".last":   lastAgainstFirst(r.Slices),
-			id + ".failed": failures(r),
-		}, s.clean(r)
+		return s.figures(spec, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":   r.Rate,
+				id + ".last":   lastAgainstFirst(r.Slices),
+				id + ".failed": failures(r),
+			}
+		})
 	}
 }
 
@@ -206,50 +208,30 @@ func median(values []float64) float64 {
 }
 
 func mixed(s *stage) (figures, error) {
-	r, err := s.load(load.Spec{Kind: load.Mixed, Clients: besideConns, Beside: besideConns})
-	if err != nil {
-		return nil, err
-	}
-	return figures{
-		"mixed.p50":  microseconds(r.P50),
-		"mixed.p99":  microseconds(r.P99),
-		"mixed.bulk": gbit(r.ByteRate),
-	}, s.clean(r)
+	return s.figures(load.Spec{Kind: load.Mixed, Clients: besideConns, Beside: besideConns}, func(r *load.Result) figures {
+		return figures{
+			"mixed.p50":  microseconds(r.P50),
+			"mixed.p99":  microseconds(r.P99),
+			"mixed.bulk": gbit(r.ByteRate),
+		}
+	})
 }
 
 // udpPeers are the peers that support UDP.
 var udpPeers = []string{"direct", "dnat", "nginx", "kube-proxy-nftables", "kube-proxy-iptables", "sluice", "sluice-base",
 	"sluice-client", "sluice-kernel", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
-func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
-	return func(s *stage) (figures, error) {
-		r, err := s.load(spec)
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":    r.Rate,
-			id + ".p50":     microseconds(r.P50),
-			id + ".p99":     microseconds(r.P99),
-			id + ".cpu":     per100k(r.Relay, r.Count),
-			id + ".machine": per100k(r.Machine.Busy, r.Count),
-		}, s.clean(r)
-	}
-}
-
 // pour sends more than any relay can forward, and counts the datagrams that
 // arrive.
 func pour(id string, size int, gso bool) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Size: size, GSO: gso})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate": r.Rate,
-			id + ".loss": 100 * (1 - float64(r.Count)/float64(max(r.Sent, 1))),
-			id + ".cpu":  per100k(r.Relay, r.Count),
-		}, s.clean(r)
+		return s.figures(load.Spec{Kind: load.UDPPour, Clients: 1, Size: size, GSO: gso}, func(r *load.Result) figures {
+			return figures{
+				id + ".rate": r.Rate,
+				id + ".loss": 100 * (1 - float64(r.Count)/float64(max(r.Sent, 1))),
+				id + ".cpu":  per100k(r.Relay, r.Count),
+			}
+		})
 	}
 }
 
@@ -257,17 +239,15 @@ func pour(id string, size int, gso bool) func(*stage) (figures, error) {
 // up.
 func freshSockets(id string) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: s.b.opts.long})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":    r.Rate,
-			id + ".p99":     microseconds(r.P99),
-			id + ".lost":    failures(r),
-			id + ".cpu":     per100k(r.Relay, r.Count),
-			id + ".machine": per100k(r.Machine.Busy, r.Count),
-		}, s.clean(r)
+		return s.figures(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: s.b.opts.long}, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":    r.Rate,
+				id + ".p99":     microseconds(r.P99),
+				id + ".lost":    failures(r),
+				id + ".cpu":     per100k(r.Relay, r.Count),
+				id + ".machine": per100k(r.Machine.Busy, r.Count),
+			}
+		})
 	}
 }
 

@@ -47,17 +47,15 @@ func sctpColumns() []column {
 
 func associations(id string, n, size int) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.SCTPEcho, Clients: n, Size: size})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":     r.Rate,
-			id + ".p50":      microseconds(r.P50),
-			id + ".p99":      microseconds(r.P99),
-			id + ".cpu":      per100k(r.Relay, r.Count),
-			id + countSuffix: float64(r.Count),
-		}, s.clean(r)
+		return s.figures(load.Spec{Kind: load.SCTPEcho, Clients: n, Size: size}, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":     r.Rate,
+				id + ".p50":      microseconds(r.P50),
+				id + ".p99":      microseconds(r.P99),
+				id + ".cpu":      per100k(r.Relay, r.Count),
+				id + countSuffix: float64(r.Count),
+			}
+		})
 	}
 }
 
@@ -67,16 +65,14 @@ func associations(id string, n, size int) func(*stage) (figures, error) {
 // docs/benchmarks.md.
 func messages(id string, window int) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.SCTPDownload, Clients: 1, Window: window})
-		if err != nil {
-			return nil, err
-		}
-		return figures{
-			id + ".rate":     r.ByteRate / load.SCTPBulkSize,
-			id + ".cpu":      per100k(r.Relay, r.Bytes/load.SCTPBulkSize),
-			id + ".reads":    float64(r.Reads) / max(1, float64(r.Bytes)/load.SCTPBulkSize),
-			id + countSuffix: float64(r.Bytes) / load.SCTPBulkSize,
-		}, s.clean(r)
+		return s.figures(load.Spec{Kind: load.SCTPDownload, Clients: 1, Window: window}, func(r *load.Result) figures {
+			return figures{
+				id + ".rate":     r.ByteRate / load.SCTPBulkSize,
+				id + ".cpu":      per100k(r.Relay, r.Bytes/load.SCTPBulkSize),
+				id + ".reads":    float64(r.Reads) / max(1, float64(r.Bytes)/load.SCTPBulkSize),
+				id + countSuffix: float64(r.Bytes) / load.SCTPBulkSize,
+			}
+		})
 	}
 }
 
