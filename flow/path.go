@@ -115,10 +115,9 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	}
 	// The worker must know each destination that the kernel asks about: it is withdrawn
 	// before the policy that lacks it comes, and there only after the one that has it.
-	wanted := make([]steering, len(changed))
+	wanted := p.wantedOf(changed, next)
 	stay := make(map[bpf.KernelDestination]bool)
-	for i, s := range changed {
-		wanted[i] = p.wanted(s, next)
+	for i := range wanted {
 		for _, d := range wanted[i].destinations {
 			stay[d.at] = true
 		}
@@ -137,9 +136,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 			p.server.worker.adopt(p, next)
 		})
 	}
-	for i, s := range changed {
-		p.steer(s, wanted[i])
-	}
+	p.steer(changed, wanted)
 	for _, s := range gone {
 		p.forget(s, steering{})
 	}
@@ -175,13 +172,13 @@ func (p *Path) noteBound(d service.Destination, name service.PortName, is bool) 
 		delete(p.bound, d)
 	}
 	if s := p.services[name]; s != nil {
-		w := p.wanted(s, p.state.Load())
+		w := p.wanted(s, p.state.Load(), &p.server.buffers)
 		stay := make(map[bpf.KernelDestination]bool)
 		for _, d := range w.destinations {
 			stay[d.at] = true
 		}
 		p.withdraw(s, stay)
-		p.steer(s, w)
+		p.steer([]*portService{s}, []steering{w})
 	}
 }
 

@@ -3,6 +3,7 @@ package flow
 import (
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -13,9 +14,10 @@ import (
 
 // ranges are the sets of source ranges in the kernel's map, by which BPF refuses clients (A3.10).
 // A set's name is a hash of its ranges, so Services with the same ranges share a set, and a set of
-// an earlier process is found again. Only the configuring goroutine uses them.
+// an earlier process is found again.
 type ranges struct {
 	server *Server
+	mu     sync.Mutex
 	sets   map[bpf.KernelSet]*rangeSet
 }
 
@@ -37,6 +39,8 @@ func (r *ranges) nameOf(list []netip.Prefix) bpf.KernelSet {
 // add uses a set. It fails if the map has no room for it.
 func (r *ranges) add(list []netip.Prefix) (bpf.KernelSet, error) {
 	set := r.nameOf(list)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if s := r.sets[set]; s != nil {
 		s.uses++
 		return set, nil
@@ -57,6 +61,8 @@ func (r *ranges) add(list []netip.Prefix) (bpf.KernelSet, error) {
 
 // release undoes add.
 func (r *ranges) release(set bpf.KernelSet) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	s := r.sets[set]
 	if s.uses--; s.uses > 0 {
 		return

@@ -122,6 +122,7 @@ type Server struct {
 	forwarding *forwardingWatcher
 	judges     judges
 	once       once.Log
+	warning    sync.Mutex // of once, where warn is called
 	stats      stats
 	began      int64       // when the Server was made, by CLOCK_MONOTONIC in ns
 	started    atomic.Bool // Start has succeeded

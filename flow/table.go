@@ -6,7 +6,10 @@ import (
 	"hash/maphash"
 	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -27,7 +30,7 @@ type list struct {
 	members       []bpf.KernelMember // the keys by which its endpoints are found, for session affinity; else nil
 }
 
-// tableBuffers are reused for one list after another, because a start makes many.
+// tableBuffers are one goroutine's, and reused for one list after another, because a start makes many.
 type tableBuffers struct {
 	turns  []netip.AddrPort
 	places []bpf.KernelPlace
@@ -53,14 +56,14 @@ func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 
 // decide makes the kernel decide about a destination by itself. It uses the lists of candidates in
 // lists, and adds missing ones.
-func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list) error {
-	first, turn, err := p.listOf(s, st, u.Candidates, lists)
+func (p *Path) decide(s *portService, st *state, u *policy.Uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list, b *tableBuffers) error {
+	first, turn, err := p.listOf(s, st, u.Candidates, lists, b)
 	if err != nil {
 		return err
 	}
 	pods, podsTurn := first, turn
 	if !sameSlice(u.Candidates, u.ForPods) {
-		if pods, podsTurn, err = p.listOf(s, st, u.ForPods, lists); err != nil {
+		if pods, podsTurn, err = p.listOf(s, st, u.ForPods, lists, b); err != nil {
 			return err
 		}
 	}
@@ -92,11 +95,10 @@ func sameSlice(a, b []service.Endpoint) bool {
 
 // listOf returns the list of some candidates, and which of them serves the first connection. It adds
 // a missing list to lists. Without candidates, it returns no list.
-func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, lists *[]list) (l list, turn uint32, err error) {
+func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, lists *[]list, b *tableBuffers) (l list, turn uint32, err error) {
 	if len(candidates) == 0 {
 		return l, 0, nil
 	}
-	b := &p.server.buffers
 	b.turns, turn = s.balancer.Turns(b.turns[:0], candidates)
 	b.places = b.places[:0]
 	for _, addr := range b.turns {
@@ -115,7 +117,7 @@ func (p *Path) listOf(s *portService, st *state, candidates []service.Endpoint, 
 	}
 	if old := slices.IndexFunc(s.lists, same); old >= 0 {
 		l = s.lists[old]
-	} else if l, err = p.server.newList(b.places, found); err != nil {
+	} else if l, err = p.server.newList(b, found); err != nil {
 		return l, 0, err
 	}
 	l.sum = sum
@@ -135,32 +137,30 @@ func (s *Server) sumOf(places []bpf.KernelPlace) (sum uint64) {
 	return sum
 }
 
-// newList puts a list into the kernel's map. With found, it also enters each endpoint as a member,
-// so that BPF finds it by its address.
-func (s *Server) newList(places []bpf.KernelPlace, found bool) (list, error) {
-	c := s.kernel.Control
-	c.LastList++
-	l := list{number: c.LastList, count: uint32(len(places))}
+// newList puts the list of b's places into the kernel's map. With found, it also enters each endpoint
+// as a member, so that BPF finds it by its address.
+func (s *Server) newList(b *tableBuffers, found bool) (list, error) {
+	l := list{number: atomic.AddUint32(&s.kernel.Control.LastList, 1), count: uint32(len(b.places))}
 	if found {
-		for _, e := range places {
+		for _, e := range b.places {
 			l.members = append(l.members, bpf.KernelMember{List: l.number, Port: e.Port, Addr: e.Addr})
 		}
 	}
-	_, err := s.kernel.Maps.Places.BatchUpdate(s.keysOf(l), places, nil)
+	_, err := s.kernel.Maps.Places.BatchUpdate(b.keysOf(l), b.places, nil)
 	for number := range l.members {
 		if n := uint32(number); err == nil {
 			err = s.kernel.Maps.Members.Put(&l.members[number], &n)
 		}
 	}
 	if err != nil {
-		s.removeList(l)
+		s.removeList(l, b)
 		return list{}, fmt.Errorf("the kernel's table of endpoints: %w", err)
 	}
 	return l, nil
 }
 
-func (s *Server) removeList(l list) {
-	keys := s.keysOf(l)
+func (s *Server) removeList(l list, b *tableBuffers) {
+	keys := b.keysOf(l)
 	if _, err := s.kernel.Maps.Places.BatchDelete(keys, nil); err != nil {
 		for i := range keys { // some were missing
 			_ = s.kernel.Maps.Places.Delete(&keys[i])
@@ -172,12 +172,12 @@ func (s *Server) removeList(l list) {
 }
 
 // keysOf returns a list's keys, until it is called again.
-func (s *Server) keysOf(l list) []bpf.KernelSlot {
-	keys := s.buffers.keys[:0]
+func (b *tableBuffers) keysOf(l list) []bpf.KernelSlot {
+	keys := b.keys[:0]
 	for i := range l.count {
 		keys = append(keys, bpf.KernelSlot{List: l.number, Number: i})
 	}
-	s.buffers.keys = keys
+	b.keys = keys
 	return keys
 }
 
@@ -197,7 +197,7 @@ type steering struct {
 
 // wanted returns the destinations of a service port that the kernel is to decide, or ask,
 // about. Their lists and source ranges are in the kernel.
-func (p *Path) wanted(s *portService, st *state) (w steering) {
+func (p *Path) wanted(s *portService, st *state, b *tableBuffers) (w steering) {
 	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= bpf.Services {
 		return w
 	}
@@ -217,15 +217,15 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		if list, limited := st.table.SourceRanges(d); limited {
 			var err error
 			if served.Sources, err = p.server.ranges.add(list); err != nil {
-				p.server.once.Warn("kernel flows", err) // userspace decides
+				p.server.warn(err) // userspace decides
 				admits = false
 			} else {
 				w.sets = append(w.sets, served.Sources)
 			}
 		}
 		if u, ok := st.table.Uniform(d); ok && decides && admits {
-			if err := p.decide(s, st, &u, how, &served, &w.lists); err != nil {
-				p.server.once.Warn("kernel flows", err) // userspace decides
+			if err := p.decide(s, st, &u, how, &served, &w.lists, b); err != nil {
+				p.server.warn(err) // userspace decides
 			}
 		}
 		if forNode {
@@ -233,6 +233,39 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		}
 		w.destinations = append(w.destinations, steered{bpf.DestinationOf(d), served})
 	}
+	return w
+}
+
+// warn logs a problem once. Any goroutine of wantedOf may call it.
+func (s *Server) warn(problem error) {
+	s.warning.Lock()
+	defer s.warning.Unlock()
+	s.once.Warn("kernel flows", problem)
+}
+
+// wantedOf returns wanted for each of several service ports. At a start, a million endpoints go into
+// the kernel's map: as many processors as there are, up to four, enter them.
+func (p *Path) wantedOf(all []*portService, st *state) []steering {
+	const share, most = 64, 4
+	w := make([]steering, len(all))
+	var taken atomic.Int64
+	work := func(b *tableBuffers) {
+		for {
+			end := int(taken.Add(share))
+			if end-share >= len(all) {
+				return
+			}
+			for i := end - share; i < min(end, len(all)); i++ {
+				w[i] = p.wanted(all[i], st, b)
+			}
+		}
+	}
+	var others sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), most, (len(all)+share-1)/share) - 1 {
+		others.Go(func() { work(new(tableBuffers)) })
+	}
+	work(&p.server.buffers)
+	others.Wait()
 	return w
 }
 
@@ -253,26 +286,41 @@ func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
 	}
 }
 
-// steer makes the kernel decide, or ask, about a service port's destinations. Call withdraw first.
-func (p *Path) steer(s *portService, wanted steering) {
+// steer makes the kernel decide, or ask, about the destinations of service ports. Call withdraw first.
+func (p *Path) steer(all []*portService, wanted []steering) {
 	m := p.server.kernel.Maps.Destinations
-	wanted.destinations = slices.DeleteFunc(wanted.destinations, func(d steered) bool {
-		had, found := bpf.KernelServed{}, slices.IndexFunc(s.destinations, func(old steered) bool { return old.at == d.at })
-		if found >= 0 && sameDecision(s.destinations[found].served, d.served) {
-			return false
+	var keys []bpf.KernelDestination
+	var values []bpf.KernelServed
+	for i, s := range all {
+		for j := range wanted[i].destinations {
+			d := &wanted[i].destinations[j]
+			found := slices.IndexFunc(s.destinations, func(old steered) bool { return old.at == d.at })
+			if found >= 0 && sameDecision(s.destinations[found].served, d.served) {
+				continue
+			}
+			var had bpf.KernelServed
+			if p.server.inherits && found < 0 && d.served.Count+d.served.PodsCount > 0 && m.Lookup(&d.at, &had) == nil && had.Count == d.served.Count {
+				d.served.Turn = had.Turn // of the process before
+			}
+			keys, values = append(keys, d.at), append(values, d.served)
 		}
-		if p.server.inherits && found < 0 && d.served.Count+d.served.PodsCount > 0 && m.Lookup(&d.at, &had) == nil && had.Count == d.served.Count {
-			d.served.Turn = had.Turn // of the process before
+	}
+	failed := make(map[bpf.KernelDestination]bool)
+	var err error
+	if len(keys) > 0 {
+		_, err = m.BatchUpdate(keys, values, nil)
+	}
+	for i := 0; err != nil && i < len(keys); i++ { // which of them are in is not certain
+		if err := m.Put(&keys[i], &values[i]); err != nil {
+			p.server.warn(err) // the relay serves it
+			_ = m.Delete(&keys[i])
+			failed[keys[i]] = true
 		}
-		err := m.Put(&d.at, &d.served)
-		if err != nil {
-			p.server.once.Warn("kernel flows", err) // the relay serves it
-			_ = m.Delete(&d.at)
-		}
-		return err != nil
-	})
-	s.destinations = wanted.destinations
-	p.forget(s, wanted)
+	}
+	for i, s := range all {
+		s.destinations = slices.DeleteFunc(wanted[i].destinations, func(d steered) bool { return failed[d.at] })
+		p.forget(s, wanted[i])
+	}
 }
 
 // sameDecision reports whether the kernel decides alike by both. The turn goes on by itself.
@@ -285,7 +333,7 @@ func sameDecision(a, b bpf.KernelServed) bool {
 func (p *Path) forget(s *portService, wanted steering) {
 	for _, l := range s.lists {
 		if !slices.ContainsFunc(wanted.lists, func(n list) bool { return n.number == l.number }) {
-			p.server.removeList(l)
+			p.server.removeList(l, &p.server.buffers)
 		}
 	}
 	for _, set := range s.sets {
@@ -391,7 +439,7 @@ func (s *Server) setOrigins(table *policy.Table, host hostnet.Addresses) {
 	m := s.kernel.Maps.Origins
 	for k, o := range wanted {
 		if err := m.Put(&k, &o); err != nil {
-			s.once.Warn("kernel flows", fmt.Errorf("the kernel's table of clients: %w", err))
+			s.warn(fmt.Errorf("the kernel's table of clients: %w", err))
 		}
 	}
 	var key bpf.KernelOriginKey
@@ -404,7 +452,7 @@ func (s *Server) setOrigins(table *policy.Table, host hostnet.Addresses) {
 	}
 	for i := range gone {
 		if err := m.Delete(&gone[i]); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			s.once.Warn("kernel flows", fmt.Errorf("the kernel's table of clients: %w", err))
+			s.warn(fmt.Errorf("the kernel's table of clients: %w", err))
 		}
 	}
 	s.origins = wanted

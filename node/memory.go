@@ -33,12 +33,12 @@ func setGC(value int) {
 
 // letGo drops the objects of the first configuration once the model is built of
 // them: they take as much memory as everything that is kept, and the next steps can
-// use it.
+// use it. The collection runs beside them.
 func letGo(c service.Change) {
 	clear(c.Services)
 	clear(c.EndpointSlices)
 	clear(c.Slices)
-	runtime.GC()
+	go runtime.GC()
 }
 
 // settleMemory returns memory to the system that only the start needed, and what the process
