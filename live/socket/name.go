@@ -23,8 +23,8 @@ const Directory = "/run/sluice"
 // it is empty for the usual one.
 func File(instance string) string {
 	name := "admin"
-	if own := Namespace(); own != inode("/proc/1/ns/net") {
-		name = fmt.Sprintf("admin-%d", own)
+	if !ofMachine() {
+		name = fmt.Sprintf("admin-%d", Namespace())
 	}
 	if instance != "" {
 		name += "-" + instance
@@ -43,6 +43,11 @@ func Abstract(instance string) string {
 
 // Namespace returns the number of this process's network namespace, or 0.
 func Namespace() uint64 { return inode("/proc/self/ns/net") }
+
+// ofMachine reports whether this process is in the machine's network namespace. Each namespace has
+// files of its own below /proc/PID/net; /proc/1/ns/net is for those alone that have all of the
+// first process's capabilities.
+func ofMachine() bool { return inode("/proc/self/net/dev") == inode("/proc/1/net/dev") }
 
 func inode(path string) uint64 {
 	info, err := os.Stat(path)

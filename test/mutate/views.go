@@ -103,6 +103,11 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestStoryOfAnotherConfiguration",
 	},
 	{
+		name: "socket-of-the-able", what: "a proxy with few capabilities takes the machine's network namespace for another one",
+		file: "live/socket/name.go", old: `inode("/proc/self/net/dev") == inode("/proc/1/net/dev")`, new: `Namespace() == inode("/proc/1/ns/net")`,
+		pkg: "live/socket", test: "TestOthers",
+	},
+	{
 		name: "doctor-unwrapped", what: "lines of sluice doctor are as long as its reasons",
 		file: "cmd/sluice/internal/doctor/text.go", old: "utf8.RuneCountInString(word) <= width {", new: "width >= 0 {",
 		pkg: "cmd/sluice/internal/doctor", test: "TestNoLineIsLong",

@@ -164,6 +164,15 @@ func (s *systemd) reload() {
 	})
 }
 
+// answers expects the unit's main process to answer at the file of the admin socket.
+func (s *systemd) answers() {
+	s.t.Helper()
+	out, err := s.Node.Command(s.t, "nsenter", "-t", s.pid, "-a", "sluice", "status", "-o", "json", "--admin-socket", "/run/sluice/admin.sock").CombinedOutput()
+	if pid := `"pid": ` + s.show("MainPID") + ","; err != nil || !strings.Contains(string(out), pid) {
+		s.t.Errorf("%v, want %s: %s", err, pid, out)
+	}
+}
+
 // exchange has open connections carry a line each way.
 func exchange(t *testing.T, open []net.Conn) {
 	t.Helper()
@@ -212,7 +221,9 @@ func TestUnitTakesOver(t *testing.T) {
 			defer func() { s.judge(clients.stop(), began) }()
 
 			clients.served(t, 10)
+			s.answers()
 			s.reload()
+			s.answers()
 			exchange(t, open)
 			s.install()
 			s.setFlags(flags + " -v=4")
