@@ -64,10 +64,14 @@ func testContainer(t *testing.T, w *world) {
 		}
 		t.Run(name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
+			run := ""
+			if name == "all" && slices.ContainsFunc(deployed.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/sluice" && !m.ReadOnly }) {
+				run = t.TempDir() // the other ones have a socket with an abstract name
+			}
 			program := "contained-" + strings.ReplaceAll(name, " ", "-") // no other test has a program of that name
 			// Here a kubeconfig replaces a service account.
 			cmd := w.startContained(container{
-				name: program, granted: capabilities, files: map[string]string{"/etc/kubernetes/kubeconfig": w.kubeconfig("sluice")},
+				name: program, granted: capabilities, run: run, files: map[string]string{"/etc/kubernetes/kubeconfig": w.kubeconfig("sluice")},
 				args: []string{"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR", "--bpf-root=/bpf",
 					"--healthz-port=0", "--metrics-port=0", "--access-log", "off", "-v", "4"},
 			})
@@ -92,6 +96,14 @@ func testContainer(t *testing.T, w *world) {
 				if said := w.said(program); strings.Contains(said, "ends with the process") {
 					t.Errorf("its BPF program is not pinned:\n%s", said)
 				}
+			}
+			if name == "all" {
+				w.until("the admin socket is a file of the node", func() error {
+					if files, err := filepath.Glob(filepath.Join(run, "admin*.sock")); run == "" || len(files) != 1 {
+						return fmt.Errorf("%q has %v, %v; it says\n%s", run, files, err, w.said(program))
+					}
+					return nil
+				})
 			}
 			w.everybody("tcp", inside, fmtPods(2, 3))
 			w.everybody("tcp", at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort), fmtPods(2, 3))

@@ -44,6 +44,7 @@ type container struct {
 	env     []string // beside PATH
 	args    []string
 	pins    string // the node's BPF file system, if it is not one of its own
+	run     string // the node's folder that is /run/sluice; none: it cannot write there
 	// apart gives it a PID namespace, as runtimes do; the process that is returned is then its
 	// parent, which passes no signal on.
 	apart bool
@@ -72,6 +73,10 @@ if [ -n "$pins" ]; then
 else
 	mount -t bpf -o mode=700 bpf "$root/bpf"
 fi
+if [ -n "$run" ]; then
+	mkdir -p "$root/run/sluice"
+	mount -o bind "$run" "$root/run/sluice"
+fi
 mount -o remount,ro "$root"
 exec "$@"
 `
@@ -80,7 +85,7 @@ exec "$@"
 	root := filepath.Join(w.t.TempDir(), "root")
 	must.OK(w.t, os.Mkdir(root, 0o755))
 	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "), variablesEnv + "=" + strings.Join(c.env, " "),
-		"pins=" + c.pins, "unshare", "--mount"}
+		"pins=" + c.pins, "run=" + c.run, "unshare", "--mount"}
 	if c.apart {
 		command = append(command, "--pid", "--fork", "--kill-child")
 	}

@@ -151,7 +151,7 @@ func TestNamesAreTexts(t *testing.T) {
 		}
 	}
 	pod := daemonSet(t, objects).Spec.Template.Spec
-	if pod.PriorityClassName != "5" || pod.ServiceAccountName != "12" || pod.Volumes[1].ConfigMap.Name != "0x10" {
-		t.Errorf("priority class %q, service account %q, ConfigMap %q", pod.PriorityClassName, pod.ServiceAccountName, pod.Volumes[1].ConfigMap.Name)
+	if pod.PriorityClassName != "5" || pod.ServiceAccountName != "12" || pod.Volumes[len(pod.Volumes)-1].ConfigMap.Name != "0x10" {
+		t.Errorf("priority class %q, service account %q, ConfigMap %q", pod.PriorityClassName, pod.ServiceAccountName, pod.Volumes[len(pod.Volumes)-1].ConfigMap.Name)
 	}
 }
