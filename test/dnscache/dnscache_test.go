@@ -2,7 +2,6 @@ package dnscache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
+	"github.com/sluice-proxy/sluice/test/proxy"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -38,22 +38,23 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // world is a node with Sluice, and kube-dns behind it.
 type world struct {
-	t             *testing.T
-	lab           *netns.Lab
-	sluice, cache string // programs
-	log           output.Text
-	running       *netns.Cmd // the cache; nil while there is none
+	t       *testing.T
+	lab     *netns.Lab
+	cache   string // the program
+	log     output.Text
+	running *netns.Cmd // the cache; nil while there is none
 }
 
 // TestNodeLocalDNSCache starts the cache on a node that has DNS traffic, or before that, stops it
 // and starts it again. The cache and its Service kube-dns-upstream answer while it is there, and
 // endpoints while it is not.
 func TestNodeLocalDNSCache(t *testing.T) {
-	sluice, cache := build(t, "../..", "./cmd/sluice"), build(t, ".", "./cache")
+	cache := filepath.Join(t.TempDir(), "cache")
+	must.Run(t, exec.Command("go", "build", "-buildvcs=false", "-o", cache, "./cache"))
 	for _, datapath := range []string{"relay", "kernel"} {
 		for _, order := range []string{"cache first", "cache later"} {
 			t.Run(datapath+"/"+order, func(t *testing.T) {
-				w := &world{t: t, lab: netns.NewLab(t, 1), sluice: sluice, cache: cache}
+				w := &world{t: t, lab: netns.NewLab(t, 1), cache: cache}
 				w.serve(w.lab.Backends[0], ".:53 {\n hosts {\n  "+fromEndpoint+" ask.test who.test\n }\n}\n")
 				if order == "cache first" {
 					w.install()
@@ -72,21 +73,6 @@ func TestNodeLocalDNSCache(t *testing.T) {
 			})
 		}
 	}
-}
-
-// build builds a program; SLUICE_BIN names Sluice's.
-func build(t *testing.T, dir, what string) string {
-	t.Helper()
-	if path := os.Getenv("SLUICE_BIN"); path != "" && what == "./cmd/sluice" {
-		return path
-	}
-	path := filepath.Join(t.TempDir(), filepath.Base(what))
-	c := exec.Command("go", "build", "-buildvcs=false", "-o", path, what)
-	c.Dir = dir
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return path
 }
 
 // run starts a program, which ends with the test.
@@ -109,7 +95,6 @@ func (w *world) serve(h *netns.Host, corefile string) *netns.Cmd {
 // start runs Sluice until it is ready.
 func (w *world) start(datapath string) {
 	w.t.Helper()
-	dir := w.t.TempDir()
 	var text strings.Builder
 	for name, ip := range map[string]string{"kube-dns": dnsIP, "kube-dns-upstream": upstreamIP} {
 		fmt.Fprintf(&text, `apiVersion: v1
@@ -126,15 +111,9 @@ endpoints: [{addresses: ["%[3]s"], nodeName: elsewhere}]
 ---
 `, name, ip, w.lab.Backends[0].IPv4)
 	}
-	must.OK(w.t, os.WriteFile(filepath.Join(dir, "dns.yaml"), []byte(text.String()), 0o600))
-	w.run(w.lab.Node, w.sluice, "run", "--manifests", dir, "--hostname-override", "node", "--service-cidr", "10.96.0.0/16",
-		"--access-log", "off", "--metrics-bind-address", "", "--bpf-root", "", "--datapath", datapath)
-	wait.For(w.t, "sluice is ready", patience, func() error {
-		if log := w.log.String(); !strings.Contains(log, "ready") {
-			return errors.New(log)
-		}
-		return nil
-	})
+	p := proxy.New(w.t, w.lab.Node)
+	p.Write(text.String())
+	p.Start(nil, "--access-log", "off", "--bpf-root", "", "--datapath", datapath)
 }
 
 // install gives the node the cache's interface and rules, as NodeLocal DNSCache does, and

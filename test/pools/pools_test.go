@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -93,7 +94,7 @@ func TestRebalanceFailsNoRequest(t *testing.T) {
 	for _, k := range kinds {
 		closed := 0.0
 		wait.For(t, k.name+": idle connections are closed", 2*time.Minute, func() (err error) {
-			closed, err = w.metric("sluice_connections_closed_total", `service="`+k.name+`"`, `end="rebalanced"`)
+			closed, err = w.proxy.Metric("sluice_connections_closed_total", `service="`+k.name+`"`, `end="rebalanced"`)
 			if err == nil && closed < idle/2-2 {
 				err = fmt.Errorf("%v", closed)
 			}
@@ -105,7 +106,7 @@ func TestRebalanceFailsNoRequest(t *testing.T) {
 	close(stop)
 	busy.Wait()
 	for _, k := range kinds {
-		opened, err := w.metric("sluice_connections_opened_total", `service="`+k.name+`"`)
+		opened, err := w.proxy.Metric("sluice_connections_opened_total", `service="`+k.name+`"`)
 		if err != nil || opened < idle+idle/3 {
 			t.Errorf("%s: %v connections in all, %v: idle clients did not come back", k.name, opened, err)
 		}
@@ -132,7 +133,7 @@ func request(t *testing.T, kind string, clients []func() error) {
 func serveNginx(t *testing.T, hosts []*netns.Host, port uint16) {
 	t.Helper()
 	for _, h := range hosts {
-		dir := directory(t)
+		dir := debian.Directory(t)
 		config := fmt.Sprintf(`daemon off;
 pid %[1]s/pid;
 master_process off;
@@ -212,14 +213,14 @@ func grpcClients(t *testing.T, from *netns.Host, address string, n int) (all []f
 // servePostgres runs a database on each host, all made from one.
 func servePostgres(t *testing.T, hosts []*netns.Host, port uint16) {
 	t.Helper()
-	first := filepath.Join(directory(t), "data")
-	out, err := as(hosts[0].Command(t, find(t, "initdb"), "-D", first, "-A", "trust", "-U", "postgres", "--no-sync"), filepath.Dir(first)).CombinedOutput()
+	first := filepath.Join(debian.Directory(t), "data")
+	out, err := debian.As(hosts[0].Command(t, debian.Find(t, "initdb"), "-D", first, "-A", "trust", "-U", "postgres", "--no-sync"), filepath.Dir(first)).CombinedOutput()
 	if err != nil {
 		t.Fatalf("initdb: %v\n%s", err, out)
 	}
 	must.OK(t, os.WriteFile(filepath.Join(first, "pg_hba.conf"), []byte("host all all 0.0.0.0/0 trust\n"), 0o644))
 	for _, h := range hosts {
-		dir := directory(t)
+		dir := debian.Directory(t)
 		data := filepath.Join(dir, "data")
 		if out, err := exec.Command("cp", "-a", first, data).CombinedOutput(); err != nil {
 			t.Fatalf("cp: %v\n%s", err, out)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -22,7 +23,7 @@ import (
 func TestPublishAndSubscribe(t *testing.T) {
 	const messages = 5000
 	w := newWorld(t, 1, 1883)
-	dir := directory(t)
+	dir := debian.Directory(t)
 	config := filepath.Join(dir, "mosquitto.conf")
 	text := fmt.Sprintf("listener %d\nallow_anonymous true\npersistence false\nmax_queued_messages 0\n", w.port)
 	must.OK(t, os.WriteFile(config, []byte(text), 0o644))
@@ -33,7 +34,7 @@ func TestPublishAndSubscribe(t *testing.T) {
 	outs := make([]*output.Text, len(vips))
 	ends := make([]chan error, len(vips))
 	for i, vip := range vips {
-		cmd := as(w.Client.Command(t, find(t, "mosquitto_sub"), options(vip, "-k", "5", "-C", strconv.Itoa(2*messages))...), "/")
+		cmd := debian.As(w.Client.Command(t, debian.Find(t, "mosquitto_sub"), options(vip, "-k", "5", "-C", strconv.Itoa(2*messages))...), "/")
 		outs[i], ends[i] = &output.Text{}, make(chan error, 1)
 		cmd.Stdout, cmd.Stderr = outs[i], outs[i]
 		must.OK(t, cmd.Start())
@@ -47,7 +48,7 @@ func TestPublishAndSubscribe(t *testing.T) {
 			fmt.Fprintf(&lines, "message %d of round %d\n", n, round)
 		}
 		want.WriteString(lines.String())
-		cmd := as(w.Client.Command(t, find(t, "mosquitto_pub"), options(vip, "-l")...), "/")
+		cmd := debian.As(w.Client.Command(t, debian.Find(t, "mosquitto_pub"), options(vip, "-l")...), "/")
 		cmd.Stdin = strings.NewReader(lines.String())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("mosquitto_pub: %v\n%s", err, out)

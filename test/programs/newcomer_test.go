@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -165,7 +166,7 @@ func TestNewcomer(t *testing.T) {
 			d := newDeveloper(t, row.resolver)
 			var log output.Text
 			if row.more != "" {
-				d.start(&log, find(t, "dbus-daemon"), "--nofork", "--nopidfile", "--config-file=/run/dbus.conf")
+				d.start(&log, debian.Find(t, "dbus-daemon"), "--nofork", "--nopidfile", "--config-file=/run/dbus.conf")
 				wait.For(t, "the bus is there", wait.Patience, func() error { return d.command("test", "-S", "/run/dbus/system_bus_socket").Run() })
 				d.start(&log, d.root+"/lib/systemd/systemd-resolved")
 				wait.For(t, "systemd-resolved answers", time.Minute, func() error {

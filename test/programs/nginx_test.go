@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -24,7 +25,7 @@ import (
 // nginx runs nginx on a backend, with the files of a directory.
 func (w *world) nginx(h *netns.Host, root string) *server {
 	w.t.Helper()
-	dir := directory(w.t)
+	dir := debian.Directory(w.t)
 	config := fmt.Sprintf(`daemon off;
 pid %[1]s/pid;
 master_process off;
@@ -96,7 +97,7 @@ func TestDownloads(t *testing.T) {
 		size = 500 << 20
 	}
 	w := newWorld(t, 1, 8080)
-	root := directory(t)
+	root := debian.Directory(t)
 	want := bigFile(t, filepath.Join(root, "big"), size)
 	w.nginx(w.Backends[0], root)
 	for i := range 5 {
@@ -144,7 +145,7 @@ const enough = 300
 // notice. Attempts go on for fifteen seconds, as nginx may be slow to start.
 func TestRestartOfTheOnlyEndpoint(t *testing.T) {
 	w := newWorld(t, 1, 8080, "--dial-timeouts", "5s,5s,5s")
-	s := w.nginx(w.Backends[0], directory(t))
+	s := w.nginx(w.Backends[0], debian.Directory(t))
 	for range 3 {
 		l := newLoad(8, func(i int) error {
 			_, err := w.hello(vips[i%2])
@@ -164,7 +165,7 @@ func TestRestartOfTheOnlyEndpoint(t *testing.T) {
 // must serve all later connections.
 func TestOneOfTwoEndpointsIsKilled(t *testing.T) {
 	w := newWorld(t, 2, 8080)
-	servers := []*server{w.nginx(w.Backends[0], directory(t)), w.nginx(w.Backends[1], directory(t))}
+	servers := []*server{w.nginx(w.Backends[0], debian.Directory(t)), w.nginx(w.Backends[1], debian.Directory(t))}
 	for _, s := range servers {
 		l := newLoad(8, func(i int) error {
 			_, err := w.hello(vips[i%2])

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -20,10 +21,10 @@ import (
 func postgres(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, 1, 5432)
-	dir := directory(t)
+	dir := debian.Directory(t)
 	data := filepath.Join(dir, "data")
 	h := w.Backends[0]
-	out, err := as(h.Command(t, find(t, "initdb"), "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-sync"), dir).CombinedOutput()
+	out, err := debian.As(h.Command(t, debian.Find(t, "initdb"), "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-sync"), dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("initdb: %v\n%s", err, out)
 	}
@@ -73,7 +74,7 @@ func TestCopyWithAReaderThatPauses(t *testing.T) {
 		t.Run(vip, func(t *testing.T) {
 			t.Parallel()
 			query := fmt.Sprintf(`copy (select i, repeat('x', 56) from generate_series(1, %d) i) to stdout`, rows)
-			cmd := as(w.Client.Command(t, find(t, "psql"), w.pg(vip, "-c", query, "postgres")...), "/")
+			cmd := debian.As(w.Client.Command(t, debian.Find(t, "psql"), w.pg(vip, "-c", query, "postgres")...), "/")
 			var complaints output.Text
 			cmd.Stderr = &complaints
 			out, err := cmd.StdoutPipe()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -22,7 +23,7 @@ import (
 // configured runs a program with a configuration, which may have the placeholder DIR.
 func (w *world) configured(h *netns.Host, program, config string, args ...string) *server {
 	w.t.Helper()
-	dir := directory(w.t)
+	dir := debian.Directory(w.t)
 	file := filepath.Join(dir, "config")
 	must.OK(w.t, os.WriteFile(file, []byte(strings.ReplaceAll(config, "DIR", dir)), 0o644))
 	for i := range args {

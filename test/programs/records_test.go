@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -91,9 +92,9 @@ func TestLogrotate(t *testing.T) {
 	w.connect()
 	awaitRecords(t, "the first record", 1, reading(w.accessLog))
 	config := file(t, "logrotate.conf", recipe(t, "connection-log.md", "postrotate",
-		"/var/log/sluice/access.log", w.accessLog, "pkill -HUP -x sluice", fmt.Sprintf("kill -HUP %d", w.cmd.Process.Pid), "daily", "su root root\n    daily"))
+		"/var/log/sluice/access.log", w.accessLog, "pkill -HUP -x sluice", fmt.Sprintf("kill -HUP %d", w.proxy.Cmd.Process.Pid), "daily", "su root root\n    daily"))
 	state := filepath.Join(t.TempDir(), "state")
-	if out, err := exec.Command(find(t, "logrotate"), "--force", "--state", state, config).CombinedOutput(); err != nil {
+	if out, err := exec.Command(debian.Find(t, "logrotate"), "--force", "--state", state, config).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	awaitRecords(t, "the first record is in the old file", 1, reading(w.accessLog+".1"))
@@ -135,10 +136,10 @@ func TestRsyslog(t *testing.T) {
 	dir := t.TempDir()
 	config := file(t, "rsyslog.conf", recipe(t, "observing.md", "omfwd",
 		"/var/log/sluice/access.log", w.accessLog, "logs.example.com", "127.0.0.1", "5170", port, "/var/spool/rsyslog", dir))
-	if out, err := exec.Command(find(t, "rsyslogd"), "-N1", "-f", config).CombinedOutput(); err != nil {
+	if out, err := exec.Command(debian.Find(t, "rsyslogd"), "-N1", "-f", config).CombinedOutput(); err != nil {
 		t.Fatalf("rsyslog does not take the recipe: %v: %s", err, out)
 	}
-	cmd := w.Node.Command(t, find(t, "rsyslogd"), "-n", "-f", config, "-i", filepath.Join(dir, "pid"))
+	cmd := w.Node.Command(t, debian.Find(t, "rsyslogd"), "-n", "-f", config, "-i", filepath.Join(dir, "pid"))
 	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
 	must.OK(t, cmd.Start())

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 )
@@ -19,7 +20,7 @@ import (
 func redis(t *testing.T) (*world, *server) {
 	t.Helper()
 	w := newWorld(t, 1, 6379)
-	dir := directory(t)
+	dir := debian.Directory(t)
 	return w, w.serve(w.Backends[0], dir, "redis-server", "--port", strconv.Itoa(int(w.port)), "--bind", "0.0.0.0", "::",
 		"--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", dir)
 }
@@ -51,7 +52,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 	const commands = 200_000 // 24 MB
 	w, s := redis(t)
 	for i, vip := range vips {
-		cmd := as(w.Client.Command(t, find(t, "redis-cli"), w.redis(vip, "--pipe", "--pipe-timeout", "0")...), "/")
+		cmd := debian.As(w.Client.Command(t, debian.Find(t, "redis-cli"), w.redis(vip, "--pipe", "--pipe-timeout", "0")...), "/")
 		in, err := cmd.StdinPipe()
 		var said output.Text
 		cmd.Stdout, cmd.Stderr = &said, &said

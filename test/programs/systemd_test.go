@@ -55,20 +55,19 @@ func bootSystemd(t *testing.T) *systemd {
 	t.Helper()
 	t.Parallel()
 	dir := t.TempDir()
-	s := &systemd{dir: dir, world: &world{
-		t: t, Lab: netns.NewLab(t, 2), port: 8080, manifests: filepath.Join(dir, "etc/manifests"), log: &output.Text{},
-	}}
+	s := &systemd{dir: dir, world: &world{t: t, Lab: netns.NewLab(t, 2), port: 8080}}
 	for _, name := range []string{"bin", "log", "etc/manifests", "etc/units/sluice.service.d"} {
 		must.OK(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
-	s.annotate("")
+	s.write("etc/manifests/service.yaml", s.yaml())
 	s.install()
 	s.copy("../../deploy/systemd/sluice.service", "etc/units/sluice.service", 0o644)
 	s.write("etc/units/default.target", "[Unit]\nDefaultDependencies=no\n") // an empty file masks
 	s.write("etc/units/sysinit.target", "[Unit]\nDefaultDependencies=no\n")
 	s.write("etc/units/sluice.service.d/log.conf", "[Service]\nStandardOutput=append:/var/log/sluice.log\nStandardError=append:/var/log/sluice.log\n")
 	cmd := s.Node.Command(t, "unshare", "--mount", "sh", "-c", boot, "sh", dir)
-	cmd.Stdout, cmd.Stderr = s.log, s.log
+	log := &output.Text{}
+	cmd.Stdout, cmd.Stderr = log, log
 	open, err := cmd.StdinPipe()
 	must.OK(t, err)
 	must.OK(t, cmd.Start())
@@ -77,7 +76,7 @@ func bootSystemd(t *testing.T) *systemd {
 		_ = cmd.Wait()
 		if t.Failed() {
 			said, _ := os.ReadFile(filepath.Join(dir, "log/sluice.log"))
-			t.Logf("systemd said:\n%s\nsluice said:\n%s", s.log, said)
+			t.Logf("systemd said:\n%s\nsluice said:\n%s", log, said)
 		}
 	})
 	wait.For(t, "systemd takes commands", time.Minute, func() error {

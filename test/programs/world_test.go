@@ -9,18 +9,18 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
+	"github.com/sluice-proxy/sluice/test/proxy"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -28,9 +28,6 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // The Service of every test.
 var vips = []string{"10.96.0.10", "fd00:96::10"}
-
-// nobody is the user that runs the servers.
-const nobody = 65534
 
 // full tells whether the tests may take minutes.
 func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
@@ -52,11 +49,9 @@ type world struct {
 	t *testing.T
 	*netns.Lab
 	port      uint16
-	manifests string // directory
 	accessLog string
 	annotated bool // the relay may serve
-	cmd       *netns.Cmd
-	log       *output.Text
+	proxy     *proxy.Proxy
 }
 
 // newWorld starts the proxy. All backends are endpoints, with the Service's port.
@@ -70,31 +65,11 @@ func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
 func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags ...string) *world {
 	t.Helper()
 	t.Parallel()
-	dir := t.TempDir()
-	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log"), log: &output.Text{}}
-	must.OK(t, os.Mkdir(w.manifests, 0o755))
+	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, accessLog: filepath.Join(t.TempDir(), "access.log")}
+	w.proxy = proxy.New(t, w.Node)
 	w.annotate("")
-	binary, err := filepath.Abs(os.Getenv("SLUICE_BIN"))
-	if err != nil || os.Getenv("SLUICE_BIN") == "" {
-		t.Fatal("SLUICE_BIN is not set: use make test-programs")
-	}
-	args := append(slices.Clone(program), append([]string{binary, "run", "--manifests", w.manifests, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json", "--bpf-root", ""}, flags...)...)
-	w.cmd = w.Node.Command(t, args[0], args[1:]...)
-	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
-	must.OK(t, w.cmd.Start())
-	wait.For(t, "sluice is ready", time.Minute, func() error {
-		if !strings.Contains(w.log.String(), "ready") {
-			return errors.New(w.log.String())
-		}
-		return nil
-	})
-	t.Cleanup(func() {
-		w.checkPaths()
-		if t.Failed() {
-			t.Logf("sluice said:\n%s", w.log)
-		}
-	})
+	w.proxy.Start(program, append([]string{"--access-log", w.accessLog, "--access-log-format", "json", "--bpf-root", ""}, flags...)...)
+	t.Cleanup(w.checkPaths)
 	return w
 }
 
@@ -150,53 +125,12 @@ func (w *world) annotate(annotations string) {
 	w.t.Helper()
 	w.annotated = w.annotated || annotations != ""
 	text := strings.Replace(w.yaml(), "namespace: default}\n", "namespace: default, annotations: {"+annotations+"}}\n", 1)
-	must.OK(w.t, os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600))
+	w.proxy.Write(text)
 }
 
 // at returns the Service's address of a family with its port.
 func (w *world) at(vip string) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(vip), w.port).String()
-}
-
-// find returns the path of a program, also from root's directories.
-func find(t *testing.T, name string) string {
-	t.Helper()
-	if path, err := exec.LookPath(name); err == nil {
-		return path
-	}
-	for _, pattern := range []string{"/usr/sbin/" + name, "/usr/lib/postgresql/*/bin/" + name} {
-		if list, _ := filepath.Glob(pattern); len(list) > 0 {
-			return list[len(list)-1]
-		}
-	}
-	t.Fatalf("%s is missing: test/programs/install-deps.sh installs it", name)
-	return ""
-}
-
-// directory creates a directory that belongs to nobody.
-func directory(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	err := os.Chmod(filepath.Dir(dir), 0o755)
-	if err == nil && os.Getuid() == 0 {
-		err = os.Chown(dir, nobody, nobody)
-	}
-	if err == nil {
-		err = os.Chmod(dir, 0o700)
-	}
-	must.OK(t, err)
-	return dir
-}
-
-// as runs a command as nobody.
-func as(c *netns.Cmd, dir string) *netns.Cmd {
-	c.Dir = dir
-	c.WaitDelay = wait.Patience // children that outlive it may hold its output
-	c.Env = append(os.Environ(), "HOME="+dir, "LC_ALL=C")
-	if os.Getuid() == 0 {
-		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-	}
-	return c
 }
 
 // server is a program that serves on a host.
@@ -214,7 +148,7 @@ type server struct {
 // serve runs a program as nobody and waits until it accepts.
 func (w *world) serve(h *netns.Host, dir, name string, args ...string) *server {
 	w.t.Helper()
-	s := &server{t: w.t, w: w, host: h, name: find(w.t, name), args: args, dir: dir}
+	s := &server{t: w.t, w: w, host: h, name: debian.Find(w.t, name), args: args, dir: dir}
 	w.t.Cleanup(func() {
 		if w.t.Failed() {
 			w.t.Logf("%s on %s said:\n%s", name, h.Name(), &s.log)
@@ -227,7 +161,7 @@ func (w *world) serve(h *netns.Host, dir, name string, args ...string) *server {
 // start runs it, or runs it again.
 func (s *server) start() {
 	s.t.Helper()
-	s.cmd = as(s.host.Command(s.t, s.name, s.args...), s.dir)
+	s.cmd = debian.As(s.host.Command(s.t, s.name, s.args...), s.dir)
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
 	must.OK(s.t, s.cmd.Start())
 	for _, a := range []netip.Addr{s.host.IPv4, s.host.IPv6} {
@@ -256,7 +190,7 @@ func (s *server) end(signal syscall.Signal) {
 // client runs a program on the client host and returns its output.
 func (w *world) client(name string, args ...string) string {
 	w.t.Helper()
-	out, err := as(w.Client.Command(w.t, find(w.t, name), args...), "/").CombinedOutput()
+	out, err := debian.As(w.Client.Command(w.t, debian.Find(w.t, name), args...), "/").CombinedOutput()
 	if err != nil {
 		w.t.Errorf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}

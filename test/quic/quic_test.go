@@ -93,7 +93,7 @@ func TestQUICSurvivesChanges(t *testing.T) {
 			took, all := time.Since(began), fetched.Load()
 			t.Logf("%d MiB in %v, %.0f MiB/s, during %d changes of the endpoints", all>>20, took.Round(time.Millisecond), float64(all>>20)/took.Seconds(), changes)
 			_ = conn.CloseWithError(0, "")
-			p.stop()
+			p.end()
 			if got := servers[1].accepted.Load(); got != 0 {
 				t.Errorf("the endpoint that came and went accepted %d connections", got)
 			}

@@ -184,7 +184,7 @@ func TestKernelsWithLess(t *testing.T) {
 			t.Parallel()
 			status, out := guest(t, vm.Config{
 				Command: []string{programs.tests, "-test.v", "-test.failfast"},
-				Env:     []string{"SLUICE_VM_PROGRAM=" + programs.proxy, "SLUICE_VM_WANT=" + c.want, "SLUICE_VM_CAPS=" + c.caps, "SLUICE_REQUIRE_ROOT=1"},
+				Env:     []string{"SLUICE_BIN=" + programs.proxy, "SLUICE_VM_WANT=" + c.want, "SLUICE_VM_CAPS=" + c.caps, "SLUICE_REQUIRE_ROOT=1"},
 				Modules: c.modules,
 			})
 			if status != 0 || !strings.Contains(out, "--- PASS: TestServes") {

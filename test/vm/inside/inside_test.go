@@ -8,28 +8,23 @@ import (
 
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/output"
-	"github.com/sluice-proxy/sluice/test/wait"
+	"github.com/sluice-proxy/sluice/test/proxy"
 )
 
 // The environment of the tests in a guest.
 const (
-	programEnv = "SLUICE_VM_PROGRAM" // the binary
-	wantEnv    = "SLUICE_VM_WANT"    // the steering mode that it must choose
-	capsEnv    = "SLUICE_VM_CAPS"    // its capabilities, for setpriv; "" for all
+	wantEnv = "SLUICE_VM_WANT" // the steering mode that the proxy must choose
+	capsEnv = "SLUICE_VM_CAPS" // its capabilities, for setpriv; "" for all
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(programEnv) == "" {
+	if os.Getenv(wantEnv) == "" {
 		return // not in a guest
 	}
 	os.Exit(m.Run())
@@ -78,7 +73,7 @@ func TestServes(t *testing.T) {
 	}
 	c.Settle(t)
 	before := c.Node.Dump(t)
-	stop := start(t, c.Node)
+	p := start(t, c.Node)
 	for _, q := range []struct {
 		from     *netns.Host
 		to, want string // want is what the endpoint sees
@@ -97,52 +92,26 @@ func TestServes(t *testing.T) {
 			t.Errorf("from %s to %s: the endpoint saw %q, want %q", q.from.Name(), q.to, got, q.want)
 		}
 	}
-	stop()
+	p.Stop()
 	if after := c.Node.Dump(t); after != before {
 		t.Errorf("left behind: the dump was\n%s\nand is\n%s", before, after)
 	}
 }
 
-// start runs the proxy until the function that it returns is called.
-func start(t *testing.T, node *netns.Host) (stop func()) {
+// start runs the proxy.
+func start(t *testing.T, node *netns.Host) *proxy.Proxy {
 	t.Helper()
-	dir := t.TempDir()
-	must.OK(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o644))
-	args := []string{os.Getenv(programEnv), "run", "--manifests", dir, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off", "--dial-timeouts", "20s", "--datapath", "relay"}
+	p := proxy.New(t, node)
+	p.Write(manifests)
+	var under []string
 	if caps := os.Getenv(capsEnv); caps != "" {
-		args = append([]string{"/usr/bin/setpriv", "--bounding-set=" + caps}, args...)
+		under = []string{"/usr/bin/setpriv", "--bounding-set=" + caps}
 	}
-	var said output.Text
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must.OK(t, node.Do(cmd.Start))
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	wait.For(t, "sluice is ready", 2*time.Minute, func() error {
-		select {
-		case err := <-exited:
-			t.Fatalf("sluice ended: %v\n%s", err, said.String())
-		default:
-		}
-		if !strings.Contains(said.String(), `"message":"ready"`) {
-			return errors.New(said.String())
-		}
-		return nil
-	})
-	if want := `"steering by ` + os.Getenv(wantEnv); !strings.Contains(said.String(), want) {
-		t.Errorf("want %s in:\n%s", want, said.String())
+	p.Start(under, "--access-log", "off", "--dial-timeouts", "20s", "--datapath", "relay")
+	if want := "steering by " + os.Getenv(wantEnv); !p.Log.Contains(want) {
+		t.Errorf("want %s in:\n%s", want, &p.Log)
 	}
-	return func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := <-exited; err != nil {
-			t.Errorf("sluice ended: %v", err)
-		}
-		if t.Failed() {
-			t.Logf("sluice said:\n%s", said.String())
-		}
-	}
+	return p
 }
 
 // ask returns the address that a witness sees, or "refused", or another error.
