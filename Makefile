@@ -105,8 +105,8 @@ bench-start: deps ## Measure what kernel flows cost at a start: the first, after
 	$(REQUIRE_ROOT) go test -run XXX -bench Start -benchtime 10x $(TESTFLAGS) ./flow/bpf
 
 .PHONY: test-mixed
-test-mixed: deps ## Have clients ask Services and their endpoints from few ports, in a million kernel flows and by the kernel's NAT (15 minutes)
-	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run TestClientsMixServicesAndEndpoints $(TESTFLAGS) ./flow
+test-mixed: deps ## Have clients ask Services and their endpoints from few ports, in a million kernel flows and by the kernel's NAT, one after the other (4 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -parallel 1 -v -run TestClientsMixServicesAndEndpoints $(TESTFLAGS) ./flow
 
 .PHONY: test-copy
 test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies

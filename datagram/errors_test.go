@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -300,11 +299,11 @@ func socketTo(t *testing.T, node *netns.Host, endpoint netip.AddrPort) netip.Add
 
 func findSocketTo(t *testing.T, node *netns.Host, endpoint netip.AddrPort) (local netip.AddrPort, ok bool) {
 	t.Helper()
-	table := "/proc/thread-self/net/udp"
+	table := "net/udp"
 	if endpoint.Addr().Is6() {
 		table += "6"
 	}
-	for line := range strings.Lines(readIn(t, node, table)) {
+	for line := range strings.Lines(node.Proc(t, table)) {
 		fields := strings.Fields(line)
 		if len(fields) > 2 && procAddr(fields[2]) == endpoint {
 			return procAddr(fields[1]), true
@@ -337,8 +336,8 @@ func procAddr(s string) netip.AddrPort {
 // received.
 func unreachables(t *testing.T, h *netns.Host) int {
 	t.Helper()
-	n := counter(t, h, "Icmp:", "InDestUnreachs")
-	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp6")) {
+	n := h.Counter(t, "snmp", "Icmp:", "InDestUnreachs")
+	for line := range strings.Lines(h.Proc(t, "net/snmp6")) {
 		if fields := strings.Fields(line); fields[0] == "Icmp6InDestUnreachs" {
 			var n6 int
 			_, _ = fmt.Sscan(fields[1], &n6)
@@ -349,37 +348,7 @@ func unreachables(t *testing.T, h *netns.Host) int {
 }
 
 // delivered returns how many IPv4 packets have come to sockets of a host.
-func delivered(t *testing.T, h *netns.Host) int { return counter(t, h, "Ip:", "InDelivers") }
-
-// counter returns a counter of /proc/net/snmp.
-func counter(t *testing.T, h *netns.Host, protocol, name string) (n int) {
-	t.Helper()
-	var heads []string
-	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp")) {
-		fields := strings.Fields(line)
-		if fields[0] != protocol {
-			continue
-		}
-		if heads == nil {
-			heads = fields
-			continue
-		}
-		for i := range heads {
-			if heads[i] == name {
-				_, _ = fmt.Sscan(fields[i], &n)
-			}
-		}
-	}
-	return n
-}
-
-// readIn reads a file of /proc in the namespace of a host.
-func readIn(t *testing.T, h *netns.Host, path string) string {
-	t.Helper()
-	var text []byte
-	must.OK(t, h.Do(func() (err error) { text, err = os.ReadFile(path); return err }))
-	return string(text)
-}
+func delivered(t *testing.T, h *netns.Host) int { return h.Counter(t, "snmp", "Ip:", "InDelivers") }
 
 // forge sends an ICMP message "port unreachable" about a datagram from local to
 // endpoint whose content the sender does not know.

@@ -31,8 +31,8 @@ const (
 	// challengeInterval is the shortest time between two challenges to a client (RFC 5961, 7). It is
 	// shorter than the interval at which a client repeats its SYN.
 	challengeInterval = 100 * time.Millisecond
-	// occupiedTime is how long flows avoid the port of a client's own connection to their endpoint, after
-	// one of them has met it: the endpoint answers only one SYN in half a second there.
+	// occupiedTime is how long flows avoid the port of another connection at their endpoint, after one of them
+	// has met it: is_occupied in bpf/inject.h. TIME-WAIT lasts as long.
 	occupiedTime = time.Minute
 )
 
@@ -125,17 +125,9 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		}
 		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(f.nodePort())
 		k.Options |= bpf.KernelOptionOPTION_MASQUERADE
-	} else if w.isOccupied(f.wayBack()) {
-		f.movePorts()
 	}
 	f.noteSource()
 	return true
-}
-
-// isOccupied reports whether a way back is that of a client's own connection.
-func (w *worker) isOccupied(back bpf.KernelTuple) bool {
-	var until uint64
-	return w.kernel.Maps.Occupied.Lookup(&back, &until) == nil && until > uint64(sys.Monotonic())
 }
 
 // aimFromNode sets the address and the port by which a client on this node itself reaches the endpoint.
@@ -352,7 +344,7 @@ func (f *flow) collision() {
 	if h.moved = len(h.data) == 0; h.moved && !f.stopAsking() {
 		return
 	}
-	if back := f.wayBack(); f.protocol == service.TCP && f.shared().Options&(bpf.KernelOptionOPTION_MASQUERADE|bpf.KernelOptionOPTION_NODE) == 0 {
+	if back := f.endpointsWay(); f.protocol == service.TCP {
 		until := uint64(sys.Monotonic() + int64(occupiedTime))
 		_ = f.worker.kernel.Maps.Occupied.Put(&back, &until)
 	}

@@ -296,6 +296,18 @@ ip saddr %[4]s ip daddr %[4]s masquerade
 }`, to.String(), all, lab.Node.IPv4, lab.Backends[0].IPv4))
 }
 
+// forgets waits until no flow has a way back of TCP.
+func (n *node) forgets(from, to netip.AddrPort) {
+	n.t.Helper()
+	back := bpf.KernelTuple{Src: bpf.AddressOf(from.Addr()), Sport: bpf.Wire(from.Port()), Dst: bpf.AddressOf(to.Addr()), Dport: bpf.Wire(to.Port()), Protocol: unix.IPPROTO_TCP}
+	wait.For(n.t, "the flow is gone", patience, func() error {
+		if r := n.server.kernel.Index.Find(&back); r != 0 {
+			return fmt.Errorf("flow %d has its way back", r.Flow())
+		}
+		return nil
+	})
+}
+
 // A client's own connection to an endpoint has another port there by a flow that is over. One that
 // hides the client leaves it that port, and takes another one itself.
 func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
@@ -314,14 +326,7 @@ func TestHiddenClientsOwnConnectionGoesOn(t *testing.T) {
 			t.Fatalf("the endpoint sees port %d of both", seen)
 		}
 		must.OK(t, shown.end(0))
-		wait.For(t, "the first connection's flow is gone", patience, func() error {
-			if r := n.server.kernel.Index.Find(&bpf.KernelTuple{
-				Src: bpf.AddressOf(endpoint.Addr()), Sport: bpf.Wire(endpoint.Port()), Dst: bpf.AddressOf(lab.Client.IPv4), Dport: bpf.Wire(port), Protocol: unix.IPPROTO_TCP,
-			}); r != 0 {
-				return fmt.Errorf("flow %d has its way back", r.Flow())
-			}
-			return nil
-		})
+		n.forgets(endpoint, at(lab.Client.IPv4, port))
 		n.config.MasqueradeAll = true
 		n.apply(svc(vip4, nil, endpoint))
 		hidden := m.must(t, port, vip)
@@ -346,14 +351,45 @@ func TestFlowsAvoidAClientsOwnConnection(t *testing.T) {
 		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
 		const port = 45000
 		own := m.must(t, port, endpoint)
-		met := func() uint64 { return n.server.Stats().Kernel["collisions"] }
 		for i := range 6 {
 			s := m.must(t, port, netip.MustParseAddrPort([]string{vip4, "10.96.0.11"}[i%2]+":80"))
-			if seen := s[1].RemoteAddr().(*net.TCPAddr).Port; seen == port || met() != 1 {
-				t.Errorf("connection %d: the endpoint sees port %d, and flows have met the client's own connection %d times", i, seen, met())
+			met := lab.Backends[0].Counter(t, "netstat", "TcpExt:", "TCPSYNChallenge")
+			if seen := s[1].RemoteAddr().(*net.TCPAddr).Port; seen == port || met != 1 {
+				t.Errorf("connection %d: the endpoint sees port %d, and flows have met the client's own connection %d times", i, seen, met)
 			}
 			must.OK(t, s.end(2))
 		}
 		must.OK(t, own.end(0))
+	})
+}
+
+// A hidden client keeps its port until a flow meets a connection in TIME-WAIT there, whose numbers are
+// higher. The endpoint answers no other such SYN for half a second: the next flows have another port at once.
+func TestHiddenClientsAvoidTimeWait(t *testing.T) {
+	t.Parallel()
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		must.OK(t, lab.Client.SetSysctl("net/ipv4/tcp_timestamps", "0")) // else a later one accepts lower numbers
+		endpoint := at(lab.Backends[0].IPv4, 8080)
+		n := newNode(t, lab, by)
+		n.config.MasqueradeAll = true
+		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+		const port, services = 45000, 24
+		moved := 0
+		for i := range services {
+			vip := fmt.Sprint("10.96.0.", 10+i)
+			n.apply(named(fmt.Sprint("service-", i), svc(vip, nil, endpoint)))
+			s := m.must(t, port, netip.MustParseAddrPort(vip+":80"))
+			if s[1].RemoteAddr().(*net.TCPAddr).Port != port {
+				moved++
+			} else if moved > 0 {
+				t.Errorf("connection %d has the client's port, where another one met TIME-WAIT", i)
+			}
+			must.OK(t, s.end(1))
+			n.forgets(endpoint, at(netip.MustParseAddr("10.2.1.1"), port))
+		}
+		if moved == 0 {
+			t.Errorf("%d connections have met no connection in TIME-WAIT", services)
+		}
 	})
 }

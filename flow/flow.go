@@ -185,6 +185,14 @@ func (f *flow) wayBack() bpf.KernelTuple {
 	return f.worker.kernel.Index.Tuple(bpf.ReferenceTo(f.index, bpf.KernelRoleTO_CLIENT))
 }
 
+// endpointsWay is the tuple of what the endpoint sends: another one than wayBack if the client is hidden.
+func (f *flow) endpointsWay() bpf.KernelTuple {
+	if f.shared().Options&bpf.KernelOptionOPTION_MASQUERADE == 0 {
+		return f.wayBack()
+	}
+	return f.worker.kernel.Index.Tuple(bpf.ReferenceTo(f.index, bpf.KernelRoleUNMASQUERADE))
+}
+
 // resetBoth sends an RST, or an ABORT, to each side: what Sluice cuts must not look complete.
 func (f *flow) resetBoth() {
 	k := f.shared()

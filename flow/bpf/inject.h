@@ -34,6 +34,14 @@ static __always_inline int take_over(const struct tuple *t, __u32 flow, enum rol
 	return old ? exchange(t, old, reference(flow, role)) : put(t, flow, role);
 }
 
+// is_occupied says whether an endpoint has a connection, or one in TIME-WAIT, by a flow's way back. It answers
+// one SYN among that connection's segments, and perhaps no other one within half a second.
+static __always_inline int is_occupied(const struct tuple *back)
+{
+	__u64 *until = back->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&occupied, back) : NULL;
+	return until && (__s64)(*until - bpf_ktime_get_ns()) > 0;
+}
+
 // insert enters the tuples of a flow. The way back comes first: once packets pass in one
 // direction, they pass in both. new says that no flow may have the client's tuple.
 GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index, int new)
@@ -44,12 +52,12 @@ GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index, int 
 	set_tuple(&t, f, TO_CLIENT);
 	if ((f->options & OPTION_NODE) && has_socket(skb, &t, f->options & OPTION_IPV6))
 		return -1; // the node asks the endpoint itself by that port
-	if (claim(&t, index, TO_CLIENT))
+	if ((!(f->options & OPTION_MASQUERADE) && is_occupied(&t)) || claim(&t, index, TO_CLIENT))
 		return -1;
 	if (f->options & OPTION_MASQUERADE) {
 		int sctp = f->protocol == IPPROTO_SCTP;
 		set_tuple(&t, f, UNMASQUERADE);
-		if ((!sctp && has_socket(skb, &t, f->options & OPTION_IPV6)) || claim(&t, index, UNMASQUERADE))
+		if (is_occupied(&t) || (!sctp && has_socket(skb, &t, f->options & OPTION_IPV6)) || claim(&t, index, UNMASQUERADE))
 			goto undo;
 		set_tuple(&t, f, MASQUERADE);
 		__u32 old = find(&t);

@@ -149,8 +149,8 @@ struct {
 	__type(value, __u64);
 } relayed SEC(".maps");
 
-// occupied are the ways back of clients' own connections to endpoints that flows have met, and until when
-// others avoid them.
+// occupied are the ways back of connections that flows have met at an endpoint, clients' own and those in
+// TIME-WAIT, and until when others avoid them.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);

@@ -152,17 +152,15 @@ static __always_inline int is_reply_port(const struct control *c, __u16 port)
 	return c->last_reply && port >= c->first_reply && port <= c->last_reply;
 }
 
-// is_occupied says whether the client has a connection of its own to an endpoint by its port. The endpoint
-// answers one SYN among that connection's segments, and perhaps no other one within half a second.
-GLOBAL int is_occupied(const struct packet *p, const struct place *e)
+// is_met says whether a flow has met a connection of the client's own to an endpoint by its port.
+GLOBAL int is_met(const struct packet *p, const struct place *e)
 {
 	struct tuple back = {};
-	if (!p || !e || p->tuple.protocol != IPPROTO_TCP)
+	if (!p || !e)
 		return 0;
 	set_ends(&back, &e->addr, e->port, &p->tuple.src, p->tuple.sport);
-	back.protocol = IPPROTO_TCP;
-	__u64 *until = bpf_map_lookup_elem(&occupied, &back);
-	return until && (__s64)(*until - bpf_ktime_get_ns()) > 0;
+	back.protocol = p->tuple.protocol;
+	return is_occupied(&back);
 }
 
 // other_port returns the port that replaces a client's own between the hooks.
@@ -330,7 +328,7 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	struct place *e = choose(p, s, c, own, &hidden);
 	if (!e || ((hidden || own) && !(c->hides & HIDES)))
 		return 0;
-	if (!hidden && !own && is_occupied(p, e)) {
+	if (!hidden && !own && is_met(p, e)) {
 		middle = other_port(bpf_ntohs(p->tuple.sport));
 		if (is_reply_port(c, middle))
 			return 0;
