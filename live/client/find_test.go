@@ -65,7 +65,7 @@ func TestFindAuto(t *testing.T) {
 	texts := map[string]string{}
 	for _, name := range []string{"", socket.Auto, "nowhere.sock"} {
 		if _, err := Find(t.Context(), name); err != nil {
-			texts[name] = err.Error()
+			texts[name], _, _ = strings.Cut(err.Error(), " namespace") // other proxies, which come and go, are named behind
 		}
 	}
 	if texts[""] != texts[socket.Auto] || texts[""] == texts["nowhere.sock"] {

@@ -214,7 +214,7 @@ func TestSCTP(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			status, out := guest(t, vm.Config{
-				Command: []string{programs.sctp, "-test.v", "-test.run", c.run},
+				Command: []string{programs.sctp, "-test.v", "-test.parallel=4", "-test.run", c.run}, // the guest has one CPU
 				Env:     []string{"SLUICE_SCTP_PROGRAM=" + programs.proxy, "SLUICE_REQUIRE_ROOT=1", "SLUICE_TEST_FULL=" + os.Getenv("SLUICE_TEST_FULL")},
 				Modules: slices.Concat(network, sctpModules, c.modules),
 			})
