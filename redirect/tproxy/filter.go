@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/google/nftables"
 
@@ -310,11 +311,15 @@ func (f *filter) remember() error {
 		if err != nil {
 			return err
 		}
+		again, err := f.reader.frame(f.table.Name)
+		if err != nil {
+			return err
+		}
 		f.frame = nil
 		if len(now.chains) == len(makeChains(f.table, f.numbers)) && now.rules == len(makeRules(f.generation, f.numbers)) {
 			f.frame = frame
 		}
-		if after, err := f.reader.generation(); err != nil || after == before {
+		if after, err := f.reader.generation(); err != nil || after == before && bytes.Equal(frame, again) {
 			return err
 		}
 	}
@@ -381,6 +386,7 @@ func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 	if f.synced && f.outdated(p) {
 		return false, f.fill(p) // nobody took anything away
 	}
+	differs := 0
 	for range readsOfTable {
 		now, err := f.reader.generation()
 		if err != nil {
@@ -400,12 +406,22 @@ func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 			f.seen = now
 			return false, nil
 		}
-		if after, err := f.reader.generation(); err != nil || after == now {
+		switch after, err := f.reader.generation(); {
+		case err == nil && after != now:
+			differs = 0
+			continue
+		case differs == len(looksAgain):
 			return true, f.fill(p)
 		}
+		time.Sleep(looksAgain[differs])
+		differs++
 	}
 	return false, nil // the next look finds out
 }
+
+// looksAgain are the pauses between looks that all have to find the same difference: the kernel
+// counts a transaction before it has carried it out, and may be kept from going on for a moment.
+var looksAgain = [...]time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}
 
 // readsOfTable bounds how often the table is read while others change theirs.
 const readsOfTable = 10
