@@ -44,7 +44,7 @@ type controlPlane struct {
 	node *netns.Host
 	dir  string
 	// programs that tests end and start again
-	api, store *netns.Cmd
+	api, store, controllers *netns.Cmd
 
 	admin *api
 }
@@ -78,7 +78,7 @@ func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	c.startAPIServer()
 	c.admin = newAPI(t, c.config("admin"))
 	c.awaitAPIServer()
-	c.start("kube-controller-manager", program(t, "kube-controller-manager"),
+	c.controllers = c.start("kube-controller-manager", program(t, "kube-controller-manager"),
 		"--kubeconfig", c.kubeconfig("admin"), "--leader-elect=false", "--secure-port=0",
 		"--controllers=endpointslice-controller,endpointslice-mirroring-controller")
 	return c
