@@ -105,7 +105,7 @@ bench-start: deps ## Measure what kernel flows cost at a start: the first, after
 	$(REQUIRE_ROOT) go test -run XXX -bench Start -benchtime 10x $(TESTFLAGS) ./flow/bpf
 
 .PHONY: test-mixed
-test-mixed: deps ## Have clients ask Services and their endpoints from few ports, in a million kernel flows and by the kernel's NAT, one after the other (4 minutes)
+test-mixed: deps ## Have clients ask Services and their endpoints from few ports, in a million kernel flows and by the kernel's NAT, one after the other (6 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -parallel 1 -v -run TestClientsMixServicesAndEndpoints $(TESTFLAGS) ./flow
 
 .PHONY: test-copy

@@ -253,8 +253,11 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 				}))
 			}
 			got := mix(t, list)
-			// A SYN is lost where an endpoint has the port in TIME-WAIT.
-			if got.lost > got.made/4 {
+			most := got.made / 4 // a busy machine may answer as late
+			if full() {
+				most = got.made / 10_000
+			}
+			if got.lost > most {
 				t.Errorf("hidden %v: %+v", hidden, got)
 			}
 			n.finish()
