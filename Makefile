@@ -268,7 +268,7 @@ bench-neighbours: build ## Compare with kernel DNAT on a node with the rules of 
 	go run ./test/bench -neighbours -peers direct,dnat,sluice,sluice-kernel -columns rr1,rr64,crc,bulk1,udp-rr64
 
 .PHONY: bench-live
-bench-live: build ## Measure what sluice top, conns, tap and the page cost connections and cores (6 minutes); write nothing
+bench-live: build ## Measure what sluice top, conns, tap and the page cost connections and cores (7 minutes); write nothing
 	go run ./test/bench -looked-at -rounds 3 -seconds 1.5
 	go run ./test/bench -page -rounds 3 -seconds 4
 

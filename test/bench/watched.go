@@ -40,6 +40,15 @@ type watch struct {
 	pause bool
 }
 
+// rest returns how long the view takes to come to rest. A browser that shows nothing new still tidies up
+// after what it showed before.
+func (w watch) rest() time.Duration {
+	if w.hash == "" || w.pause {
+		return 3 * watchedRest
+	}
+	return watchedRest
+}
+
 // watches are all ways. Before each second one nobody looks.
 var watches = []watch{
 	{"map", "#/map", false}, {"map, paused", "#/map", true}, {"services", "#/services", false}, {"endpoints", "#/endpoints", false},
@@ -110,7 +119,13 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 		err    error
 	}
 	done := make(chan ended, 1)
-	whole := time.Duration(len(watches)+(len(watches)+1)/2) * (watchedRest + w.b.opts.measure + watchedOpening)
+	var whole time.Duration
+	for i, v := range watches {
+		whole += v.rest() + w.b.opts.measure + watchedOpening
+		if i%2 == 0 {
+			whole += watch{}.rest() + w.b.opts.measure + watchedOpening
+		}
+	}
 	go func() {
 		r, err := w.load(load.Spec{
 			Kind: load.Churn, Clients: watchedClients, Every: watchedClients * time.Second / watchedRate, Close: load.ServerCloses,
@@ -167,7 +182,7 @@ func (w *watched) measure(v watch) (shares [3]float64, err error) {
 			return shares, err
 		}
 	}
-	time.Sleep(watchedRest)
+	time.Sleep(v.rest())
 	before, err := w.cpu()
 	if err != nil {
 		return shares, err
