@@ -52,7 +52,7 @@ LONG := ./test/vm ./flow
 test: deps build ## Run every test with the race detector (the end-to-end tests need root)
 	$(REQUIRE_ROOT) $(RACE) go test -race -p 3 -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
-	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 6 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 
