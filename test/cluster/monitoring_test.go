@@ -32,7 +32,6 @@ const (
 // TestMonitoring reads the metrics with Debian's Prometheus, in kube-proxy's place:
 // under its job, by its port, with the queries of dashboards that were made for it.
 func TestMonitoring(t *testing.T) {
-	t.Parallel()
 	w := setUp(t)
 	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	w.namespace = "n"

@@ -23,7 +23,6 @@ import (
 // docs/network-policy.md. Without SLUICE_TEST_FULL, the data paths are left to the test of
 // this name in test/e2e.
 func TestNetworkPolicies(t *testing.T) {
-	t.Parallel()
 	w := setUp(t)
 	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "policies"}})
 	w.namespace = "policies"

@@ -39,7 +39,6 @@ type outage struct {
 // connections continue, and new ones are served as before; afterwards the proxy
 // catches up by itself.
 func TestOutage(t *testing.T) {
-	t.Parallel()
 	w := setUp(t)
 	w.namespace = "default"
 	// By the node's address, so that the test can cut the proxy's path to the API

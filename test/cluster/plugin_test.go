@@ -159,7 +159,6 @@ func field(names ...string) func(map[string]any) string {
 // TestPlugin asks three nodes through a real API server, by kubectl and as a user with no
 // other rights than those of the documentation. Then one node after the other stops.
 func TestPlugin(t *testing.T) {
-	t.Parallel()
 	f := newFleet(t)
 	dead := f.service("dead", nil)
 	f.slice("dead", endpoint{host: f.hosts.Pods[0], node: "node", port: 8999})
