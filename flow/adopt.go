@@ -43,6 +43,9 @@ func (w *worker) survey() error {
 			w.left++
 		}
 	}
+	if key, err := w.kernel.Maps.Destinations.NextKeyBytes(nil); err == nil && key == nil { // else flows may begin meanwhile
+		w.countAgain()
+	}
 	w.missing = w.unaccounted()
 	if err := w.forgetRelayed(); err != nil {
 		return err
@@ -52,6 +55,25 @@ func (w *worker) survey() error {
 		return r.Role() == bpf.KernelRoleSTALE || int(r.Flow()) >= len(w.flows) || w.kernel.Flows[r.Flow()].State == bpf.KernelStateFREE
 	})
 	return nil
+}
+
+// countAgain counts the flows of each service port: another version may have taken some.
+func (w *worker) countAgain() {
+	loads := w.kernel.Loads
+	for i := range loads {
+		loads[i].Ended, loads[i].Confirmed = loads[i].Opened, loads[i].Begun
+	}
+	for i := 1; i < len(w.flows); i++ {
+		k := &w.kernel.Flows[i]
+		if k.State == bpf.KernelStateFREE {
+			continue
+		}
+		l := &loads[k.Service]
+		l.Ended--
+		if bpf.ProtocolOf(k.Protocol) != service.UDP && k.Seen&bpf.KernelSeenCONFIRMED == 0 {
+			l.Confirmed--
+		}
+	}
 }
 
 // forgetRelayed removes what the relay of an earlier process served; it ended with that process.
@@ -222,6 +244,7 @@ func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 	own := &w.kernel.Flows[index]
 	k.Generation, k.Service, k.Inject = own.Generation+1, 0, 0 // that version's service ports have other numbers
 	*own = *k
+	w.giveWayTo(index)
 	if !w.kernel.Index.PutAll(index) {
 		own.State = bpf.KernelStateFREE
 		w.spares.Give(index)
@@ -229,6 +252,21 @@ func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 	}
 	w.left++
 	return own
+}
+
+// giveWayTo ends flows that an earlier process of this version has left if another version has begun a
+// newer one with a tuple of theirs. Its programs saw all packets first: the older ones are over.
+func (w *worker) giveWayTo(index uint32) {
+	x, flows := &w.kernel.Index, w.kernel.Flows
+	for _, r := range x.References(index) {
+		t := x.Tuple(r)
+		old := x.Find(&t).Flow()
+		if flows[old].State != bpf.KernelStateFREE && w.flows[old] == nil && !w.direct[old] && flows[old].Started < flows[index].Started {
+			w.server.stats.open.Add(1) // free counts it
+			w.free(old)
+			w.left--
+		}
+	}
 }
 
 // removeOthers removes the programs of other versions, unless these may be the next process's.

@@ -61,56 +61,58 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 // record.
 func TestHandshakesGoOnInTheNextProcess(t *testing.T) {
 	t.Parallel()
-	for _, refuses := range []bool{false, true} {
-		t.Run(fmt.Sprint("refuses ", refuses), func(t *testing.T) {
-			t.Parallel()
-			lab := netns.NewLab(t, 2)
-			for _, b := range lab.Backends {
-				b.EchoTCP(t, 8080)
-			}
-			silent := lab.Backends[0]
-			silent.NFT(t, "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; add rule inet silent in tcp dport 8080 drop")
-			root := netns.MountBPF(t)
-			n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true })
-			n.serve(0)
-			asked := make(chan error, 1)
-			go func() {
-				_, err := lab.Client.Ask("tcp", vip4+":80")
-				asked <- err
-			}()
-			has := func() (index uint32) {
-				n.onLoop(func() {
-					n.server.worker.readNotices()
-					for _, f := range n.server.worker.flows {
-						if f != nil && f.handshake != nil && len(f.handshake.data) > 0 {
-							index = f.index
-						}
-					}
-				})
-				return index
-			}
-			var index uint32
-			wait.True(t, "the process has the SYN", func() bool { index = has(); return index != 0 })
-			n.leave()
-			n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
-			if n.serve(0, 1); !refuses {
-				silent.NFT(t, "delete table inet silent")
-			}
-			k := &n.server.worker.kernel.Flows[index]
-			endpoint, client := at(silent.IPv4, 8080), netip.AddrPortFrom(lab.Client.IPv4, bpf.PortOf(k.Client, k.MiddlePort).Port())
-			if refuses {
-				sendSegment(t, silent, endpoint, client, 0, k.FirstSequence+1, flagRST|flagACK)
-			} else {
-				sendSegment(t, silent, endpoint, client, 1, k.FirstSequence-1, flagACK)
-			}
-			if err := <-asked; err != nil {
-				t.Error(err)
-			}
-			for _, r := range n.wait(t, 1) {
-				if r.End != conntrack.ClientFin && r.End != conntrack.EndpointFin || refuses && r.Attempts != 2 {
-					t.Errorf("%+v", r)
+	for _, flows := range []int{4096, 2048} { // the maps' size is of their version
+		for _, refuses := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d flows, refuses %v", flows, refuses), func(t *testing.T) { testHandshake(t, flows, refuses) })
+		}
+	}
+}
+
+func testHandshake(t *testing.T, flows int, refuses bool) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	silent := lab.Backends[0]
+	silent.NFT(t, "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; add rule inet silent in tcp dport 8080 drop")
+	root := netns.MountBPF(t)
+	n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true })
+	n.serve(0)
+	asked := make(chan error, 1)
+	go func() {
+		_, err := lab.Client.Ask("tcp", vip4+":80")
+		asked <- err
+	}()
+	var had bpf.KernelFlow
+	wait.True(t, "the process has the SYN", func() bool {
+		n.onLoop(func() {
+			n.server.worker.readNotices()
+			for _, f := range n.server.worker.flows {
+				if f != nil && f.handshake != nil && len(f.handshake.data) > 0 {
+					had = *f.shared()
 				}
 			}
 		})
+		return had.ClientPort != 0
+	})
+	n.leave()
+	n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.MaxFlows = root, "test", flows })
+	if n.serve(0, 1); !refuses {
+		silent.NFT(t, "delete table inet silent")
+	}
+	endpoint, client := at(silent.IPv4, 8080), netip.AddrPortFrom(lab.Client.IPv4, bpf.PortOf(had.Client, had.MiddlePort).Port())
+	if refuses {
+		sendSegment(t, silent, endpoint, client, 0, had.FirstSequence+1, flagRST|flagACK)
+	} else {
+		sendSegment(t, silent, endpoint, client, 1, had.FirstSequence-1, flagACK)
+	}
+	if err := <-asked; err != nil {
+		t.Error(err)
+	}
+	for _, r := range n.wait(t, 1) {
+		if r.End != conntrack.ClientFin && r.End != conntrack.EndpointFin || refuses && r.Attempts != 2 {
+			t.Errorf("%+v", r)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -118,4 +119,52 @@ func TestFlowsInMapsOfAnotherLayoutGoOn(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Programs of another version see the ends of the connections that they keep, though their successors
+// see all packets first. A process of that version writes the records.
+func TestEndsAreSeenBehindAnotherVersion(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	root := netns.MountBPF(t)
+	pinned := func(flows int, keep bool) func(*Options) {
+		return func(o *Options) { o.BPFRoot, o.Name, o.MaxFlows, o.Keep = root, "test", flows, keep }
+	}
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
+	n := newNode(t, lab, pinned(1000, true))
+	n.apply(services)
+	var clients []net.Conn
+	for range 4 {
+		c := lab.Client.Connect(t, "tcp", vip4+":80")
+		must.OK(t, must.Err(netns.AskOn(c)))
+		clients = append(clients, c)
+	}
+	wait.True(t, "all are known", func() bool { return n.server.Stats().Open == int64(len(clients)) })
+	n.leave()
+	const room = 2
+	n = newNode(t, lab, pinned(room, true))
+	n.apply(services)
+	wait.True(t, "those for which there is room are adopted", func() bool { return n.server.Stats().Open == room })
+	taken := make(map[string]bool)
+	n.onLoop(func() {
+		for _, f := range n.server.worker.flows {
+			if f != nil {
+				taken[bpf.PortOf(f.shared().Client, f.shared().ClientPort).String()] = true
+			}
+		}
+	})
+	for _, c := range clients {
+		if !taken[c.LocalAddr().String()] {
+			must.OK(t, c.(*net.TCPConn).CloseWrite())
+			must.OK(t, must.Err(io.Copy(io.Discard, c)))
+		}
+	}
+	n.leave()
+	n = newNode(t, lab, pinned(1000, false))
+	n.apply(services)
+	wait.True(t, "the records of those", func() bool { return n.endedBy(conntrack.ClientFin) == len(clients)-room })
+	for _, c := range clients {
+		_ = c.Close()
+	}
+	wait.True(t, "all records", func() bool { return n.endedBy(conntrack.ClientFin) == len(clients) })
 }

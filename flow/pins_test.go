@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -146,7 +147,14 @@ func testOtherVersion(t *testing.T, hidden bool) {
 	if got, want := node.server.Stats().Open, int64(len(sessions))+1; got != want {
 		t.Errorf("%d flows were adopted, want %d", got, want)
 	}
-	_ = tcp.Close() // of the first version, whose programs were behind the second one's
+	n, err := firstProgram(lab)
+	must.OK(t, err)
+	if own, err := node.server.kernel.Ethernet.Ingress.Info(); err != nil {
+		t.Error(err)
+	} else if id, _ := own.ID(); id != n {
+		t.Errorf("program %d of another version gets packets before %d", n, id)
+	}
+	_ = tcp.Close()
 	wait.True(t, "the connection's record", func() bool { return node.endedBy(conntrack.ClientFin) == 1 })
 	node.finish()
 	for _, r := range node.taken() {
@@ -154,6 +162,22 @@ func testOtherVersion(t *testing.T, hidden bool) {
 			t.Errorf("%+v", r)
 		}
 	}
+}
+
+// firstProgram returns which program gets a client's packets first.
+func firstProgram(lab *netns.Lab) (id ebpf.ProgramID, err error) {
+	err = lab.Node.Do(func() error {
+		l, err := net.InterfaceByName("client")
+		if err != nil {
+			return err
+		}
+		at, err := link.QueryPrograms(link.QueryOptions{Target: l.Index, Attach: ebpf.AttachTCXIngress})
+		if err == nil {
+			id = at.Programs[0].ID
+		}
+		return err
+	})
+	return id, err
 }
 
 // atRest is how long a connection has to be quiet for the next process in TestAdoptedFlowsEndInTime.

@@ -51,7 +51,7 @@ GLOBAL int is_taken(const struct packet *p)
 }
 
 // note_passed notes that a packet which ingress has translated leaves the node, and follows one that
-// may end a connection.
+// may end a connection. It returns -1 if the flow is not here: another version's programs have it.
 GLOBAL int note_passed(struct __sk_buff *skb, struct packet *p, int ending)
 {
 	struct tuple back;
@@ -61,7 +61,7 @@ GLOBAL int note_passed(struct __sk_buff *skb, struct packet *p, int ending)
 	__u32 found = find(&back);
 	struct flow *f = role_in(found) == TO_CLIENT ? flow_of(flow_in(found)) : NULL;
 	if (!f)
-		return 0;
+		return -1;
 	mark(f, PASSED);
 	return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;
 }

@@ -401,7 +401,8 @@ int egress(struct __sk_buff *skb)
 	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
 	if (unlikely(passage == NOTED || passage == JUDGED)) {
-		note_passed(skb, &p, passage == JUDGED);
+		if (note_passed(skb, &p, passage == JUDGED) < 0)
+			skb->tc_index = passage;
 		return TCX_NEXT;
 	}
 	__u32 found = find(&p.tuple);

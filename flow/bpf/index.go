@@ -118,20 +118,33 @@ func (b *KernelBucket) put(hash uint64, r Reference) bool {
 	return false
 }
 
-// PutAll enters all tuples of a flow, or none. The way there is the last one.
+// PutAll enters all tuples of a flow, or none. The way there is the last one, and the only one of a
+// connection whose endpoint was given up.
 func (x *Index) PutAll(flow uint32) bool {
-	roles := []KernelRole{KernelRoleTO_CLIENT, KernelRoleUNMASQUERADE, KernelRoleMASQUERADE, KernelRoleTO_ENDPOINT}
-	if x.flows[flow].Options&KernelOptionOPTION_MASQUERADE == 0 {
-		roles = []KernelRole{KernelRoleTO_CLIENT, KernelRoleTO_ENDPOINT}
-	}
-	for _, role := range roles {
-		r := ReferenceTo(flow, role)
+	for _, r := range x.References(flow) {
 		if t := x.Tuple(r); !x.Put(&t, r) {
 			x.EraseAll(flow)
 			return false
 		}
 	}
 	return true
+}
+
+// References returns the references to a flow that PutAll enters.
+func (x *Index) References(flow uint32) (list []Reference) {
+	k := &x.flows[flow]
+	var roles []KernelRole
+	switch {
+	case k.isGivenUp():
+	case k.Options&KernelOptionOPTION_MASQUERADE != 0:
+		roles = []KernelRole{KernelRoleTO_CLIENT, KernelRoleUNMASQUERADE, KernelRoleMASQUERADE}
+	default:
+		roles = []KernelRole{KernelRoleTO_CLIENT}
+	}
+	for _, role := range append(roles, KernelRoleTO_ENDPOINT) {
+		list = append(list, ReferenceTo(flow, role))
+	}
+	return list
 }
 
 // Exchange replaces the reference that a tuple has to a flow by another one, or removes it (0). It

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/cilium/ebpf"
@@ -17,7 +18,7 @@ import (
 // TakeOthers offers the connections and sessions that programs of other versions forward, and returns how
 // many flows these keep. Their packets pass this version's programs first; those that are taken, whose
 // place take returns, are void for the others then. The kernel describes what other versions' maps
-// hold; what this one does not understand is left, and handshakes under way are.
+// hold; what this one does not understand is left.
 func (p *Pins) TakeOthers(take func(*KernelFlow) *KernelFlow) (left int, err error) {
 	own := pinPrefix + p.version + "_"
 	for _, name := range pinNames(p.dir) {
@@ -58,34 +59,91 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 		return 0, err
 	}
 	defer sys.UnmapArray(memory)
+	words, err := sys.MapArray[uint32](m.FD(), entries*form.size/4)
+	if err != nil {
+		return 0, err
+	}
+	defer sys.UnmapArray(words)
+	var late []func()
 	for i := range entries {
-		entry := memory[i*form.size:][:form.size]
-		if form.isFree(entry) {
+		entry, state := memory[i*form.size:][:form.size], &words[(i*form.size+form.state)/4]
+		if KernelState(atomic.LoadUint32(state)) == KernelStateFREE {
 			continue
 		}
-		var k, now KernelFlow
-		if form.read(entry, &k); k.Seen&KernelSeenRECORDED != 0 {
+		var was KernelFlow
+		form.read(entry, &was)
+		isSession := was.Protocol == syscall.IPPROTO_UDP
+		if was.Seen&KernelSeenRECORDED != 0 {
 			continue // it has ended
 		}
-		isSession := k.Protocol == syscall.IPPROTO_UDP
 		if isSession {
-			k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED|KernelSeenCOLLIDED), 0
+			was.leaveToSession()
 		}
 		var own *KernelFlow
-		ways := k.Way
-		if k.isWhole() && (isSession || form.connections) {
+		if was.isWhole() && (isSession || form.connections) {
+			k := was
 			own = take(&k)
 		}
-		if own == nil {
+		if own == nil && !was.isGivenUp() {
 			left++
 			continue
 		}
-		if form.read(entry, &now); now.Way != ways && own.Way == ways {
-			own.Way = now.Way // a packet has passed by the other version's programs meanwhile
+		entry[form.protocol] = 0 // no tuple finds it any more, and its version uses the index again once that runs
+		last := KernelState(atomic.SwapUint32(state, uint32(KernelStateFREE)))
+		if own == nil {
+			continue
 		}
-		form.void(entry)
+		merge := func() {
+			now := was
+			if form.read(entry, &now); isSession {
+				now.leaveToSession()
+			}
+			now.State = last
+			own.merge(&was, &now)
+			was = now
+		}
+		merge()
+		late = append(late, merge)
+	}
+	for _, merge := range late { // of programs that had found it before
+		merge()
 	}
 	return left, nil
+}
+
+// leaveToSession leaves a UDP session the marks that isOfSessions names.
+func (k *KernelFlow) leaveToSession() {
+	k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED|KernelSeenCOLLIDED), 0
+}
+
+// merge adds what another version's programs have seen of a flow since it was read. This version's may
+// have handled packets of it, too.
+func (k *KernelFlow) merge(was, now *KernelFlow) {
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(now.Seen&^was.Seen))
+	for _, f := range []struct {
+		own       *uint64
+		was, then uint64
+	}{{&k.Answered, was.Answered, now.Answered}, {&k.Data, was.Data, now.Data}, {&k.Closed, was.Closed, now.Closed}} {
+		atomic.CompareAndSwapUint64(f.own, f.was, f.then)
+	}
+	atomic.CompareAndSwapUint32((*uint32)(&k.FirstEnd), uint32(was.FirstEnd), uint32(now.FirstEnd))
+	for i := range k.Way {
+		own, was, now := &k.Way[i], &was.Way[i], &now.Way[i]
+		atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)
+		atomic.AddUint64(&own.Packets, now.Packets-was.Packets)
+		atomic.CompareAndSwapUint64(&own.Last, was.Last, now.Last)
+		atomic.CompareAndSwapUint32(&own.End, was.End, now.End)
+		atomic.CompareAndSwapUint32(&own.Acked, was.Acked, now.Acked)
+	}
+	for i := range k.Fin {
+		atomic.CompareAndSwapUint32(&k.Fin[i], was.Fin[i], now.Fin[i])
+		atomic.CompareAndSwapUint32(&k.Ahead[i], was.Ahead[i], now.Ahead[i])
+	}
+	atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(was.State), uint32(now.State))
+	const acked = KernelSeenCLIENT_FIN_ACKED | KernelSeenENDPOINT_FIN_ACKED
+	if k.Seen&acked == acked && atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(KernelStateOPEN), uint32(KernelStateCLOSED)) {
+		atomic.StoreUint64(&k.Closed, k.Last()) // each version has seen one end
+	}
 }
 
 // ofThisNamespace is checkNamespace for another version's pins.
@@ -228,11 +286,6 @@ func agree(own, there []btf.EnumValue, counts func(name string) bool) bool {
 	return true
 }
 
-// isFree reports whether an entry is no flow's.
-func (f *form) isFree(entry []byte) bool {
-	return KernelState(binary.NativeEndian.Uint32(entry[f.state:])) == KernelStateFREE
-}
-
 func (f *form) read(entry []byte, k *KernelFlow) {
 	b := make([]byte, binary.Size(k))
 	for _, p := range f.parts {
@@ -241,19 +294,18 @@ func (f *form) read(entry []byte, k *KernelFlow) {
 	_, _ = binary.Decode(b, binary.NativeEndian, k) // it is as long as that
 }
 
-// void makes an entry that of no flow: no tuple finds it any more, and its version uses the index again
-// once that runs.
-func (f *form) void(entry []byte) {
-	entry[f.protocol] = 0
-	clear(entry[f.state:][:4])
-}
-
 // isWhole reports whether another version's flow has an endpoint and all that this version needs, and
 // nothing that it does not know.
 func (k *KernelFlow) isWhole() bool {
 	const known = KernelOptionOPTION_MASQUERADE | KernelOptionOPTION_IPV6 | KernelOptionOPTION_NODE | KernelOptionOPTION_MOVED
 	hidden := k.Options&(KernelOptionOPTION_MASQUERADE|KernelOptionOPTION_NODE) != 0
-	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateASKING && k.Protocol == syscall.IPPROTO_UDP
-	return settled && k.Options&^known == 0 && k.Seen&KernelSeenCOLLIDED == 0 &&
+	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateASKING
+	return (settled || k.isGivenUp() && k.Protocol == syscall.IPPROTO_TCP) && k.Options&^known == 0 && k.Seen&KernelSeenCOLLIDED == 0 &&
 		k.ClientPort != 0 && k.VipPort != 0 && k.EndpointPort != 0 && k.MiddlePort != 0 && (!hidden || k.NodePort != 0)
+}
+
+// isGivenUp reports whether no endpoint's answer can open a connection that has begun: the client's next
+// packet does.
+func (k *KernelFlow) isGivenUp() bool {
+	return k.State == KernelStateMOVING && k.Protocol != syscall.IPPROTO_UDP && k.Options&KernelOptionOPTION_DIRECT == 0
 }

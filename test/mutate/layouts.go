@@ -9,8 +9,18 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-datagrams-alone", what: "connections in maps of another layout stay there, and leave no records",
-		file: "flow/bpf/others.go", old: "return settled &&", new: "return settled && k.Protocol == syscall.IPPROTO_UDP &&",
+		file: "flow/bpf/others.go", old: "(isSession || form.connections)", new: "isSession",
 		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
+	},
+	{
+		name: "flow-others-begun", what: "handshakes in maps of another layout stay there: their clients' next SYNs begin others",
+		file: "flow/bpf/others.go", old: " || k.State == KernelStateASKING\n", new: " || k.State == KernelStateASKING && k.Protocol == syscall.IPPROTO_UDP\n",
+		pkg: "flow", test: "TestHandshakesGoOnInTheNextProcess",
+	},
+	{
+		name: "flow-others-ends", what: "programs of another version do not see the ends of the connections that they keep",
+		file: "flow/bpf/flow.bpf.c", old: "			skb->tc_index = passage;\n", new: "			;\n",
+		pkg: "flow", test: "TestEndsAreSeenBehindAnotherVersion",
 	},
 	{
 		name: "flow-others-stay", what: "programs of another version stay when nothing needs them",
@@ -24,7 +34,7 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-in-both", what: "a UDP session that another version has taken over is in the first one's maps, too",
-		file: "flow/bpf/others.go", old: "		form.void(entry)\n", new: "",
+		file: "flow/bpf/others.go", old: "atomic.SwapUint32(state, uint32(KernelStateFREE))", new: "atomic.LoadUint32(state)",
 		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
 	},
 	{
