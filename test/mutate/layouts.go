@@ -33,11 +33,6 @@ var layouts = []mutation{
 		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
 	},
 	{
-		name: "flow-others-in-both", what: "a UDP session that another version has taken over is in the first one's maps, too",
-		file: "flow/bpf/others.go", old: "atomic.SwapUint32(state, uint32(KernelStateFREE))", new: "atomic.LoadUint32(state)",
-		pkg: "flow", test: "TestSessionsOfAnotherVersionGoOn",
-	},
-	{
 		name: "flow-others-misread", what: "what another version's maps hold is read as if its names meant the same",
 		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values, isOfSessions)", new: "!is || len(other.Values) == 0",
 		pkg: "flow/bpf", test: "TestFlowsOfAnotherVersion",
