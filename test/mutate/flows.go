@@ -284,7 +284,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-ending-unfollowed", what: "nobody hears of a connection's end that egress has to follow",
-		file: "flow/bpf/flow.bpf.c", old: "note_passed(skb, &p, passage == JUDGED);", new: "note_passed(skb, &p, 0);",
+		file: "flow/bpf/flow.bpf.c", old: "note_passed(skb, &p, passage == JUDGED) < 0", new: "note_passed(skb, &p, 0) < 0",
 		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
 	},
 	{
