@@ -45,14 +45,14 @@ demo: build ## Build and run the demo: it needs no cluster and changes nothing o
 FEWER = $$(grep -rl --include=*_test.go 'race\.Fewer(' .)
 
 # Packages whose tests take minutes, mostly waiting: they begin first, and the others run
-# beside them, more at once than CPUs.
+# beside them.
 LONG := ./test/vm ./flow
 
 .PHONY: test
 test: deps build ## Run every test with the race detector (the end-to-end tests need root)
-	$(REQUIRE_ROOT) $(RACE) go test -race -p 3 -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
+	$(REQUIRE_ROOT) $(RACE) go test -race -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
-	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 6 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 
