@@ -6,8 +6,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -17,7 +19,10 @@ import (
 )
 
 // kind is a destination about which the table of kernel flows decides.
-type kind struct{ network, to string }
+type kind struct {
+	network, to string
+	fewer       bool // sessions of hidden clients: they have 8,976 ports towards each endpoint, of which the table tries eight
+}
 
 // kindsLab has a destination of each kind: of TCP and UDP, IPv4 and IPv6, cluster IPs, node ports,
 // external and load balancer IPs, with source ranges, by each traffic policy, with session affinity.
@@ -83,7 +88,7 @@ func (w *kindsLab) add(o object, network string, n int) {
 	}
 	w.p.put(&o)
 	for _, address := range to {
-		k := kind{network, address}
+		k := kind{network, address, network == "udp" && o.nodePort != 0 && o.external == ""}
 		if o.affinity {
 			w.homes[k] = ""
 		}
@@ -113,34 +118,90 @@ func (w *kindsLab) decided(do func()) (table, process int) {
 func (w *kindsLab) ask(kinds []kind, times int) {
 	w.t.Helper()
 	for _, k := range kinds {
-		for _, v := range crowd(times, 8, func(int) visit { return visit{name: w.visit(k)} }) {
-			if v.name != "b1:8080" && v.name != "b2:8080" {
-				w.t.Fatalf("%v: %s", k, v.name)
-			}
-			if home, sticky := w.homes[k]; sticky && home != "" && home != v.name {
-				w.t.Fatalf("%v: %s after %s", k, v.name, home) // A5.2
-			} else if sticky {
-				w.homes[k] = v.name
-			}
-		}
-		w.asked += times
+		w.judge(k, w.visits(k, times, 0))
 	}
+}
+
+// askTogether asks all kinds at the same time, each once in a pace, but fewer of some.
+func (w *kindsLab) askTogether(kinds []kind, times int, pace time.Duration) {
+	w.t.Helper()
+	visits := make([][]visit, len(kinds))
+	var asking sync.WaitGroup
+	for i, k := range kinds {
+		asking.Go(func() {
+			if k.fewer {
+				visits[i] = w.visits(k, times/4, 4*pace)
+			} else {
+				visits[i] = w.visits(k, times, pace)
+			}
+		})
+	}
+	asking.Wait()
+	for i, k := range kinds {
+		w.judge(k, visits[i])
+	}
+}
+
+// visits makes connections, or sessions, of a kind, eight at a time.
+func (w *kindsLab) visits(k kind, times int, pace time.Duration) []visit {
+	began := time.Now()
+	return crowd(times, 8, func(i int) visit {
+		<-time.After(time.Until(began.Add(time.Duration(i) * pace)))
+		return visit{name: w.visit(k)}
+	})
+}
+
+// judge expects that all were answered.
+func (w *kindsLab) judge(k kind, visits []visit) {
+	w.t.Helper()
+	for _, v := range visits {
+		if v.name != "b1:8080" && v.name != "b2:8080" {
+			w.t.Fatalf("%v: %s", k, v.name)
+		}
+		if home, sticky := w.homes[k]; sticky && home != "" && home != v.name {
+			w.t.Fatalf("%v: %s after %s", k, v.name, home) // A5.2
+		} else if sticky {
+			w.homes[k] = v.name
+		}
+	}
+	w.asked += len(visits)
+}
+
+// all returns the kinds, those first of which nobody is remembered.
+func (w *kindsLab) all() []kind { return slices.Concat(w.fresh, w.kinds) }
+
+// group returns one kind of each network and family, and whether there is another group.
+func (w *kindsLab) group(n int) (kinds []kind, more bool) {
+	seen := make(map[*atomic.Uint32]int)
+	for _, k := range w.all() {
+		_, ports := w.from(k)
+		if seen[ports] == n {
+			kinds = append(kinds, k)
+		}
+		seen[ports]++
+		more = more || seen[ports] > n+1
+	}
+	return kinds, more
+}
+
+// from returns the client's address for a kind, and its ports.
+func (w *kindsLab) from(k kind) (netip.Addr, *atomic.Uint32) {
+	if netip.MustParseAddrPort(k.to).Addr().Is6() {
+		return w.lab.Client.IPv6, w.ports[k.network+"6"]
+	}
+	return w.lab.Client.IPv4, w.ports[k.network+"4"]
 }
 
 // visit returns the name of the server that answers a connection. It has a port of its own: with one that
 // another connection of the client has at the endpoint, the process would be asked.
 func (w *kindsLab) visit(k kind) (said string) {
-	client, address := w.lab.Client, w.lab.Client.IPv4
-	port := w.ports[k.network+"4"]
-	if netip.MustParseAddrPort(k.to).Addr().Is6() {
-		address, port = client.IPv6, w.ports[k.network+"6"]
-	}
+	address, port := w.from(k)
 	own := netip.AddrPortFrom(address, uint16(port.Add(1)))
 	d := &net.Dialer{Timeout: startTimeout, LocalAddr: net.TCPAddrFromAddrPort(own)}
 	if k.network == "udp" {
 		d.LocalAddr = net.UDPAddrFromAddrPort(own)
 	}
-	conn, err := client.Dialer(d, k.network, k.to)
+	conn, err := w.lab.Client.Dialer(d, k.network, k.to)
 	if err != nil {
 		return trouble(err)
 	}
@@ -164,7 +225,7 @@ func TestKnownKindsMakeNoUpcall(t *testing.T) {
 	t.Parallel()
 	w := newKinds(t)
 	const each = 20
-	kinds := slices.Concat(w.fresh, w.kinds)
+	kinds := w.all()
 	if table, process := w.decided(func() { w.ask(kinds, each) }); table != each*len(kinds) || process != 0 {
 		t.Errorf("of %d connections and sessions the table decided about %d, and the process was asked %d times", each*len(kinds), table, process)
 	}
