@@ -8,21 +8,6 @@ var flows = []mutation{
 		pkg: "flow", test: "TestTableOfAnEarlierProcess",
 	},
 	{
-		name: "flow-lists-twice", what: "two goroutines give lists of endpoints of two Services one number",
-		file: "flow/table.go", old: "atomic.AddUint32(&s.kernel.Control.LastList, 1)", new: "atomic.AddUint32(&s.kernel.Control.LastList, 1)/2 + 1",
-		pkg: "flow", test: "TestTableOfManyServices",
-	},
-	{
-		name: "flow-shares-left", what: "the last Services of a change are not entered into the table",
-		file: "flow/table.go", old: "i < min(end, len(all))", new: "i < min(end, len(all)/share*share)",
-		pkg: "flow", test: "TestTableOfManyServices",
-	},
-	{
-		name: "flow-batch-believed", what: "destinations that found no room in the table count as the table's",
-		file: "flow/table.go", old: "for i := 0; err != nil && i < len(keys); i++ {", new: "for i := 0; err == nil && i < len(keys); i++ {",
-		pkg: "flow", test: "TestManyServicesWithoutRoom",
-	},
-	{
 		name: "flow-affinity-never-moves", what: "a client gets the same endpoint each time that it was forgotten",
 		file: "flow/bpf/table.h", old: "t.dst.word[2] = pin->used;", new: "t.dst.word[2] = 0;",
 		pkg: "flow", test: "TestAffinityEnds",

@@ -1,0 +1,20 @@
+package main
+
+// tables are mistakes in entering many Services into the table of kernel flows at once.
+var tables = []mutation{
+	{
+		name: "flow-lists-twice", what: "two goroutines give lists of endpoints of two Services one number",
+		file: "flow/table.go", old: "atomic.AddUint32(&s.kernel.Control.LastList, 1)", new: "atomic.AddUint32(&s.kernel.Control.LastList, 1)/2 + 1",
+		pkg: "flow", test: "TestTableOfManyServices",
+	},
+	{
+		name: "flow-shares-left", what: "the last Services of a change are not entered into the table",
+		file: "flow/table.go", old: "i < min(end, len(all))", new: "i < min(end, len(all)/share*share)",
+		pkg: "flow", test: "TestTableOfManyServices",
+	},
+	{
+		name: "flow-batch-believed", what: "destinations that found no room in the table count as the table's",
+		file: "flow/table.go", old: "for i := 0; err != nil && i < len(keys); i++ {", new: "for i := 0; err == nil && i < len(keys); i++ {",
+		pkg: "flow", test: "TestManyServicesWithoutRoom",
+	},
+}
