@@ -283,21 +283,6 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForgedSYNChangesNoConnection",
 	},
 	{
-		name: "flow-occupied-table", what: "the table has each flow meet the client's own connection to the endpoint",
-		file: "flow/bpf/table.h", old: "return is_occupied(&back);", new: "return 0;",
-		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
-	},
-	{
-		name: "flow-occupied", what: "each flow that userspace decides about meets the client's own connection to the endpoint",
-		file: "flow/bpf/inject.h", old: "if ((!(f->options & OPTION_MASQUERADE) && is_occupied(&t)) || claim", new: "if (claim",
-		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
-	},
-	{
-		name: "flow-occupied-hidden", what: "each flow of a hidden client meets the connection in TIME-WAIT at the endpoint",
-		file: "flow/bpf/inject.h", old: "if (is_occupied(&t) || ", new: "if (",
-		pkg: "flow", test: "TestHiddenClientsAvoidTimeWait",
-	},
-	{
 		name: "flow-ending-new", what: "a connection that begins while shortcuts end takes them, unknown to connection tracking",
 		file: "flow/bpf/shortcut.h", old: "(!c->shortcuts_ending || (f->state == OPEN && f->answered < c->shortcuts_ending))", new: "1",
 		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",

@@ -1,6 +1,7 @@
 package main
 
-// tables are mistakes in entering many Services into the table of kernel flows at once.
+// tables are mistakes in entering many Services into the table of kernel flows at once, and in avoiding
+// connections that a flow has met at its endpoint.
 var tables = []mutation{
 	{
 		name: "flow-lists-twice", what: "two goroutines give lists of endpoints of two Services one number",
@@ -16,5 +17,20 @@ var tables = []mutation{
 		name: "flow-batch-believed", what: "destinations that found no room in the table count as the table's",
 		file: "flow/table.go", old: "for i := 0; err != nil && i < len(keys); i++ {", new: "for i := 0; err == nil && i < len(keys); i++ {",
 		pkg: "flow", test: "TestManyServicesWithoutRoom",
+	},
+	{
+		name: "flow-occupied-table", what: "the table has each flow meet the client's own connection to the endpoint",
+		file: "flow/bpf/table.h", old: "return is_occupied(&back);", new: "return 0;",
+		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
+	},
+	{
+		name: "flow-occupied", what: "each flow that userspace decides about meets the client's own connection to the endpoint",
+		file: "flow/bpf/inject.h", old: "if ((!(f->options & OPTION_MASQUERADE) && is_occupied(&t)) || claim", new: "if (claim",
+		pkg: "flow", test: "TestFlowsAvoidAClientsOwnConnection",
+	},
+	{
+		name: "flow-occupied-hidden", what: "each flow of a hidden client meets the connection in TIME-WAIT at the endpoint",
+		file: "flow/bpf/inject.h", old: "if (is_occupied(&t) || ", new: "if (",
+		pkg: "flow", test: "TestHiddenClientsAvoidTimeWait",
 	},
 }
