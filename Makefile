@@ -162,7 +162,7 @@ bench-watchers: deps build $(CLUSTER)/.built ## Measure what one proxy, and 200,
 	go test -tags cluster -count=1 -timeout 30m -run 'TestWatchers$$' -v $(TESTFLAGS) ./test/cluster
 
 .PHONY: bench-scale
-bench-scale: deps build $(CLUSTER)/.built ## Compare with kube-proxy at the sizes that its users report, and measure a million endpoints (10 minutes); write docs/scale.md
+bench-scale: deps build $(CLUSTER)/.built ## Compare with kube-proxy at the sizes that its users report, and measure a million endpoints (15 minutes); write docs/scale.md
 	go run ./test/bench -scale -kube-proxy $(CLUSTER)/kube-proxy
 
 # The programs of the control plane. Their first build takes some minutes.
