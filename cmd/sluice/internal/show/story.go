@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 )
 
-// Story writes what is known of one connection, and the verdict about it. applied is when the
-// configuration of now was.
+// Story writes what is known of one connection, and the verdict about it. The configuration in
+// force is of the time applied.
 func Story(out io.Writer, c *api.Connection, applied time.Time) error {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
