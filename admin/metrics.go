@@ -248,8 +248,9 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromClient), "client")
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromEndpoint), "endpoint")
 	}
-	sendHistogram(ch, c.connect, &t.Connect, conntrack.ConnectBuckets[:], labels)
-	sendHistogram(ch, c.firstByte, &t.FirstByte, conntrack.FirstByteBuckets[:], labels)
+	pairs := prometheus.MakeLabelPairs(c.connect, labels)
+	ch <- newHistogram(c.connect, &t.Connect, conntrack.ConnectBuckets[:], pairs)
+	ch <- newHistogram(c.firstByte, &t.FirstByte, conntrack.FirstByteBuckets[:], pairs)
 }
 
 func portLabels(n service.PortName) []string {

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"maps"
+	"time"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -67,6 +68,8 @@ func (t *Table) Carry(list []MovedTotals) {
 		for _, e := range DialErrors() {
 			m.Totals.Failed[e] = m.Failures[e.String()]
 		}
+		m.Totals.Connect.complete(&ConnectBuckets)
+		m.Totals.FirstByte.complete(&FirstByteBuckets)
 		if c := g.ports[m.Port]; c != nil {
 			c.add(&m.Totals)
 		} else {
@@ -95,7 +98,20 @@ func (c *Counters) add(t *Totals) {
 	o.firstByte.add(&t.FirstByte)
 }
 
+// complete counts where its buckets end what a process without native histograms has told.
+func (h *Histogram) complete(bounds *[bucketCount]time.Duration) {
+	if h.Native != nil {
+		return
+	}
+	var counts [nativeCount]uint64
+	for i, n := range h.Buckets {
+		counts[nativeBucket(int64(bounds[min(i, bucketCount-1)]))] += n
+	}
+	h.Native = newNative(&counts)
+}
+
 func (h *histogram) add(o *Histogram) {
+	o.Native.each(h.native.add)
 	for i, n := range o.Buckets {
 		h.buckets[i].Add(n)
 	}

@@ -2,10 +2,12 @@ package conntrack
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -62,7 +64,23 @@ func TestTotalsAreCarried(t *testing.T) {
 	if got, want := ports[0].Totals.Opened, uint64(10+11+12+13+4); got != want || ports[0].Totals.Active != 12 {
 		t.Errorf("%d opened, %d active, want %d and the 12 here", got, ports[0].Totals.Active, want)
 	}
-	if n := ports[0].Totals.Connect; n.Buckets[3] != 8 || n.Sum != 8*time.Millisecond {
-		t.Errorf("durations: %+v", n)
+	if n := ports[0].Totals.Connect; n.Buckets[3] != 8 || n.Sum != 8*time.Millisecond || fmt.Sprint(n.Native) != "&{[{-79 8}]}" {
+		t.Errorf("durations: %+v, %v", n, n.Native)
 	}
+	if _, all := to.Totals(); fmt.Sprint(all.Connect.Native) != "&{[{-79 20}]}" {
+		t.Errorf("durations of all: %v", all.Connect.Native)
+	}
+}
+
+// A process that has no native histograms tells buckets alone: their durations count where the buckets
+// end, as all of a histogram's have to.
+func TestHistogramsOfAnOlderProcess(t *testing.T) {
+	table := NewTable(Options{Shards: 1})
+	name := portName("web")
+	table.Counters(name)
+	m := MovedTotals{Port: name}
+	m.Totals.Connect.Buckets[3], m.Totals.Connect.Buckets[bucketCount] = 2, 3
+	table.Carry([]MovedTotals{m})
+	ports, _ := table.Totals()
+	check.Equal(t, fmt.Sprint(ports[0].Totals.Connect.Native), "&{[{-79 2} {19 3}]}") // 1 ms, 5 s
 }

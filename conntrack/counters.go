@@ -94,11 +94,13 @@ type Totals struct {
 	FirstByte Histogram
 }
 
-// Histogram counts durations by bucket. Its buckets are not cumulative.
+// Histogram counts durations by bucket. Its buckets are not cumulative. Native counts the same
+// durations, or more while there are new ones.
 type Histogram struct {
 	Buckets [bucketCount + 1]uint64
 	Sum     time.Duration
 	Slow    Exemplar `json:"-"`
+	Native  *Native  `json:",omitempty"`
 }
 
 // Exemplar is the last connection whose duration was longer than slow; its ID is 0 without one.
@@ -116,6 +118,7 @@ func (h *Histogram) addTimes(o *Histogram, times int) {
 		h.Buckets[i] += b * uint64(times)
 	}
 	h.Sum += o.Sum * time.Duration(times)
+	h.Native = h.Native.plus(o.Native, times)
 	if o.Slow.At > h.Slow.At {
 		h.Slow = o.Slow
 	}
@@ -195,6 +198,7 @@ type histogram struct {
 	buckets [bucketCount + 1]atomic.Uint64
 	sum     atomic.Int64
 	slow    atomic.Pointer[Exemplar]
+	native  native
 }
 
 // observe adds a connection's duration by ConnectBuckets.
@@ -205,6 +209,7 @@ func (h *histogram) observeIn(id uint64, ns int64, bounds *[bucketCount]time.Dur
 	for i < len(bounds) && ns > int64(bounds[i]) {
 		i++
 	}
+	h.native.add(nativeBucket(ns), 1) // first: read reads it last, and it never lacks what the buckets have
 	h.buckets[i].Add(1)
 	h.sum.Add(ns)
 	if ns > int64(slow) {
@@ -218,6 +223,7 @@ func (h *histogram) read() Histogram {
 		out.Buckets[i] = h.buckets[i].Load()
 	}
 	out.Sum = time.Duration(h.sum.Load())
+	out.Native = h.native.read()
 	if s := h.slow.Load(); s != nil {
 		out.Slow = *s
 	}

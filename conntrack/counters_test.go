@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -39,6 +40,8 @@ func TestCountersOfAConnection(t *testing.T) {
 		t.Error("a connection that took 251 ms is no example of a slow one")
 	}
 	got.Connect.Slow.At, got.FirstByte.Slow.At = 0, 0
+	check.Equal(t, fmt.Sprint(got.Connect.Native, got.FirstByte.Native), "&{[{-15 1}]} &{[{-13 1}]}") // up to 273 ms, 324 ms
+	got.Connect.Native, got.FirstByte.Native = nil, nil
 	want := Totals{
 		Opened: 1, Retried: 1, Attempts: 2, BytesFromClient: 200, BytesFromEndpoint: 1000,
 		Connect:   Histogram{Sum: 251 * time.Millisecond, Slow: Exemplar{ID: r.ID, Duration: 251 * time.Millisecond}},

@@ -23,6 +23,16 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestTakeOverTimeout",
 	},
 	{
+		name: "native-misplaced", what: "native histograms have durations where nothing took so long",
+		file: "admin/histogram.go", old: "new(int32(gap))", new: "new(int32(b.Index))",
+		pkg: "admin", test: "TestNativeHistograms",
+	},
+	{
+		name: "native-forgotten", what: "a take-over leaves native histograms behind, so that Prometheus refuses them",
+		file: "conntrack/carry.go", old: "	o.Native.each(h.native.add)\n", new: "",
+		pkg: "conntrack", test: "TestTotalsAreCarried",
+	},
+	{
 		name: "history-forgotten", what: "the page's charts begin anew at each take-over",
 		file: "node/handover.go", old: "p.tellPast(), p.tellHistory()", new: "p.tellPast()",
 		pkg: "test/e2e", test: "TestPromise7_ThePastMoves",

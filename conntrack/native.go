@@ -1,0 +1,121 @@
+package conntrack
+
+import (
+	"math"
+	"sync/atomic"
+)
+
+// Native histograms of Prometheus have exponential buckets: bucket i ends at 2^(i/8) s, 9 % above
+// its start.
+const (
+	// NativeSchema is Prometheus' number of this resolution: 2^NativeSchema buckets for each doubling.
+	NativeSchema = 3
+	perDoubling  = 1 << NativeSchema
+	// Durations outside of 1 us to 4,096 s count in the first and the last bucket.
+	nativeMin   = -20 * perDoubling
+	nativeCount = 32 * perDoubling
+)
+
+// nativeBounds are where the buckets of a doubling end, as the fractions of math.Frexp.
+var nativeBounds = func() (bounds [perDoubling]float64) {
+	for i := range bounds {
+		bounds[i] = math.Exp2(float64(i)/perDoubling) / 2
+	}
+	return bounds
+}()
+
+// nativeBucket returns the bucket of a duration in ns, counted from nativeMin.
+func nativeBucket(ns int64) int {
+	fraction, exponent := math.Frexp(float64(max(ns, 1)) / 1e9)
+	i := 0
+	for i < perDoubling && fraction > nativeBounds[i] {
+		i++
+	}
+	return min(max((exponent-1)*perDoubling+i-nativeMin, 0), nativeCount-1)
+}
+
+// native counts durations by native bucket. It takes memory for those doublings that have any: 80
+// bytes each.
+type native struct{ first atomic.Pointer[doubling] }
+
+type doubling struct {
+	number  int // of its first bucket / perDoubling
+	next    *doubling
+	buckets [perDoubling]atomic.Uint64
+}
+
+func (n *native) add(bucket int, count uint64) {
+	n.doubling(bucket / perDoubling).buckets[bucket%perDoubling].Add(count)
+}
+
+func (n *native) doubling(number int) *doubling {
+	for {
+		first := n.first.Load()
+		for d := first; d != nil; d = d.next {
+			if d.number == number {
+				return d
+			}
+		}
+		n.first.CompareAndSwap(first, &doubling{number: number, next: first})
+	}
+}
+
+func (n *native) read() *Native {
+	var counts [nativeCount]uint64
+	first := n.first.Load()
+	for d := first; d != nil; d = d.next {
+		for i := range d.buckets {
+			counts[d.number*perDoubling+i] = d.buckets[i].Load()
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return newNative(&counts)
+}
+
+// Native is what a native histogram has counted. It is not changed once it is made; nil has counted
+// nothing.
+type Native struct {
+	Buckets []NativeBucket // in order, without empty ones
+}
+
+// NativeBucket counts durations up to 2^(Index/8) s.
+type NativeBucket struct {
+	Index int
+	Count uint64
+}
+
+func newNative(counts *[nativeCount]uint64) *Native {
+	n := new(Native)
+	for i, count := range counts {
+		if count != 0 {
+			n.Buckets = append(n.Buckets, NativeBucket{i + nativeMin, count})
+		}
+	}
+	if n.Buckets == nil {
+		return nil
+	}
+	return n
+}
+
+// plus returns the sum of n and a multiple of o.
+func (n *Native) plus(o *Native, times int) *Native {
+	if o == nil {
+		return n
+	}
+	var counts [nativeCount]uint64
+	n.each(func(bucket int, count uint64) { counts[bucket] += count })
+	o.each(func(bucket int, count uint64) { counts[bucket] += count * uint64(times) })
+	return newNative(&counts)
+}
+
+// each calls f for the buckets, counted from nativeMin.
+func (n *Native) each(f func(bucket int, count uint64)) {
+	if n == nil {
+		return
+	}
+	for _, b := range n.Buckets {
+		f(min(max(b.Index-nativeMin, 0), nativeCount-1), b.Count)
+	}
+}
