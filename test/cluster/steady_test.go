@@ -74,9 +74,7 @@ func (s *steady) run(f func() error) {
 		defer beat.Stop()
 		for {
 			if err := f(); err != nil {
-				s.mu.Lock()
-				s.errors = append(s.errors, err)
-				s.mu.Unlock()
+				s.note(err)
 				return
 			}
 			select {
@@ -86,6 +84,12 @@ func (s *steady) run(f func() error) {
 			}
 		}
 	}()
+}
+
+func (s *steady) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.errors = append(s.errors, err)
 }
 
 // exchange sends a line over a connection and reads it back.
