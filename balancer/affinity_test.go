@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -72,9 +74,7 @@ func TestA5_1KeyIsTheClientsAddress(t *testing.T) {
 	v6 := netip.MustParseAddr("fd00::9")
 	list6 := endpoints6(50)
 	want, got := connect(t, b, list6, v6, 0)
-	if got != AffinityNew {
-		t.Errorf("IPv6 client: affinity %d", got)
-	}
+	check.Equalf(t, got, AffinityNew, "IPv6 client: affinity")
 	ep, got := connect(t, b, list6, v6, 0)
 	expect(t, "IPv6 client", ep, got, want, AffinityHit)
 }
@@ -93,9 +93,7 @@ func TestA5_2WindowSlides(t *testing.T) {
 	if _, got := connect(t, b, list, someone, now); got != AffinityNew {
 		t.Errorf("after the window: affinity %d", got)
 	}
-	if stats := b.Pins(); stats != (PinStats{Pins: 1, Expired: 1}) {
-		t.Errorf("stats %+v", stats)
-	}
+	check.Equalf(t, b.Pins(), PinStats{Pins: 1, Expired: 1}, "stats")
 }
 
 func TestA5_3PinnedEndpointIsNoCandidate(t *testing.T) {
@@ -133,15 +131,11 @@ func TestA5_5SwitchedOffAndOn(t *testing.T) {
 	list := endpoints(4)
 	connect(t, b, list, someone, 0)
 	b.Configure(Options{})
-	if n := b.Pins().Pins; n != 0 {
-		t.Errorf("%d pins without affinity", n)
-	}
+	check.Equalf(t, b.Pins().Pins, 0, "pins without affinity")
 	seen := make(map[netip.AddrPort]bool)
 	for range 8 {
 		ep, got := connect(t, b, list, someone, 1)
-		if got != AffinityNone {
-			t.Errorf("without affinity: affinity %d", got)
-		}
+		check.Equalf(t, got, AffinityNone, "without affinity: affinity")
 		seen[ep] = true
 	}
 	if len(seen) != 4 { // A5.8: the switch is seen at once
@@ -149,9 +143,7 @@ func TestA5_5SwitchedOffAndOn(t *testing.T) {
 	}
 	b.Configure(Options{AffinityTimeout: time.Hour})
 	want, got := connect(t, b, list, someone, 2)
-	if got != AffinityNew {
-		t.Errorf("switched on again: affinity %d", got)
-	}
+	check.Equalf(t, got, AffinityNew, "switched on again: affinity")
 	ep, got := connect(t, b, list, someone, 3)
 	expect(t, "switched on again", ep, got, want, AffinityHit)
 }
@@ -190,9 +182,7 @@ func TestA5_7FailingEndpointLosesThePin(t *testing.T) {
 	if ep, _ := connect(t, b, list, someone, 3, list...); ep.IsValid() {
 		t.Fatal("a dead endpoint answered")
 	}
-	if n := b.Pins().Pins; n != 0 {
-		t.Errorf("%d pins after all have failed", n)
-	}
+	check.Equalf(t, b.Pins().Pins, 0, "pins after all have failed")
 	if _, got := connect(t, b, list, someone, 4); got != AffinityNew {
 		t.Errorf("after all have failed: affinity %d", got)
 	}
@@ -272,9 +262,7 @@ func TestOldestPinGoesFirst(t *testing.T) {
 	}
 	connect(t, b, list, client(0), 3) // now 1 is the oldest
 	connect(t, b, list, client(3), 4)
-	if stats := b.Pins(); stats != (PinStats{Pins: 3, Evicted: 1}) {
-		t.Errorf("stats %+v", stats)
-	}
+	check.Equalf(t, b.Pins(), PinStats{Pins: 3, Evicted: 1}, "stats")
 	for _, i := range []int{0, 2} {
 		ep, got := connect(t, b, list, client(i), 5)
 		expect(t, fmt.Sprint("client ", i), ep, got, pins[i], AffinityHit)
@@ -412,9 +400,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 					}
 					m.set(who, ep, now)
 				}
-				if d.Affinity() != want {
-					t.Fatalf("seed %d, step %d: affinity %d, want %d", seed, step, d.Affinity(), want)
-				}
+				must.Equalf(t, d.Affinity(), want, "seed %d, step %d: affinity", seed, step)
 				if other := all[r.IntN(len(all))].Addr; r.IntN(3) == 0 { // one that the model did not expect
 					b.Connected(&d, other, who, now)
 					if m.window > 0 {
@@ -487,9 +473,7 @@ func TestTwoLoops(t *testing.T) {
 	})
 	wg.Wait()
 	b.Configure(Options{})
-	if n := b.Pins().Pins; n != 0 {
-		t.Errorf("%d pins counted in no table", n)
-	}
+	check.Equalf(t, b.Pins().Pins, 0, "pins counted in no table")
 }
 
 // After a hit, nothing is allocated: neither for the connection nor in the table.

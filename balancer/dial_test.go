@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -332,9 +333,7 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 	if tries[0] == 0 || tries[2] == 0 || tries[1] < 3 {
 		t.Errorf("tries %v", tries)
 	}
-	if d.Attempts() != 9 {
-		t.Errorf("%d attempts", d.Attempts())
-	}
+	check.Equalf(t, d.Attempts(), 9, "attempts")
 }
 
 // TestDialTimeoutsOfAService: the annotation's come in the place of the defaults.

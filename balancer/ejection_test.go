@@ -54,17 +54,13 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 	if got := s.run(5*time.Second, Unserved); got > 0.01 {
 		t.Errorf("an endpoint that resets gets %.3f of the connections", got)
 	}
-	if got := s.b.Ejected(); got != 1 {
-		t.Errorf("%d endpoints are ejected", got)
-	}
+	check.Equalf(t, s.b.Ejected(), 1, "endpoints are ejected")
 	s.ill = false
 	s.run(30*time.Second, Unserved)
 	if got := s.run(time.Second, Unserved); got < 0.24 {
 		t.Errorf("it is mended, and gets %.3f of the connections", got)
 	}
-	if got := s.b.Ejected(); got != 0 {
-		t.Errorf("%d endpoints are ejected", got)
-	}
+	check.Equalf(t, s.b.Ejected(), 0, "endpoints are ejected")
 }
 
 // TestMendedEndpointComesBack: an endpoint that was sick for up to 20 s has its share again within
@@ -193,18 +189,14 @@ func TestEjectedEndpointsThatLeave(t *testing.T) {
 	s.list = append(s.list, endpoints(8)[4:]...)
 	list(2, 6)
 	reset(0) // a connection from before
-	if got := s.b.Ejected(); got != 0 {
-		t.Errorf("%d endpoints are ejected after both have gone", got)
-	}
+	check.Equalf(t, s.b.Ejected(), 0, "endpoints are ejected after both have gone")
 	reset(2)
 	reset(3)
 	if got := s.b.Ejected(); got != 2 {
 		t.Errorf("%d of the next 4 endpoints are ejected, want 2", got)
 	}
 	s.b.Configure(Options{Loads: s.loads, Port: &service.Port{}})
-	if got := s.b.Ejected(); got != 0 {
-		t.Errorf("%d endpoints are ejected without the annotation", got)
-	}
+	check.Equalf(t, s.b.Ejected(), 0, "endpoints are ejected without the annotation")
 }
 
 // TestSuspectIsNotTried: an endpoint whose ejection is over, and that is passed over as it

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 var clusterRange = []netip.Prefix{netip.MustParsePrefix("fd00::/32"), netip.MustParsePrefix("10.128.0.0/9")}
@@ -124,9 +125,7 @@ func TestRangeIndex(t *testing.T) {
 		{"0.0.0.0/0", 0}, {"fd00:10:244:3::/64", 0x02440003}, {"fd00:10:244:4::/64", 0x02440004},
 		{"fd00::3:0/112", 3}, {"fd00::4:0/112", 4}, {"fd00::1/128", 1},
 	} {
-		if got := rangeIndex(netip.MustParsePrefix(tt.cidr)); got != tt.want {
-			t.Errorf("rangeIndex(%s) = %#x, want %#x", tt.cidr, got, tt.want)
-		}
+		check.Equalf(t, rangeIndex(netip.MustParsePrefix(tt.cidr)), tt.want, "rangeIndex(%s)", tt.cidr)
 	}
 }
 

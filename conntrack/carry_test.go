@@ -56,9 +56,7 @@ func TestTotalsAreCarried(t *testing.T) {
 		own.Ended[ClientFin], own.Failed[DialRefused] = 2*(round+1), 2*(round+1)
 		want.Add(&own)
 		want.Connect, b.Connect = Histogram{}, Histogram{}
-		if b != want {
-			t.Errorf("round %d: the totals are %+v, want %+v", round, b, want)
-		}
+		check.Equalf(t, b, want, "round %d: the totals", round)
 	}
 	ports, _ := to.Totals()
 	if got, want := ports[0].Totals.Opened, uint64(10+11+12+13+4); got != want || ports[0].Totals.Active != 12 {

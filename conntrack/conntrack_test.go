@@ -171,9 +171,7 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 				}
 			})
 			s.Flush()
-			if s.count != 0 {
-				t.Fatalf("%d open after closeAll", s.count)
-			}
+			must.Equalf(t, s.count, 0, "open after closeAll")
 		}
 		closeTable(t, table)
 		var got [2][]uint64
@@ -250,9 +248,7 @@ func TestBatches(t *testing.T) {
 		t.Errorf("after one more: %d times pending, %d queued", pending, table.Stats().Queued)
 	}
 	closeTable(t, table)
-	if sink.batches != 2 {
-		t.Errorf("%d batches", sink.batches)
-	}
+	check.Equalf(t, sink.batches, 2, "batches")
 }
 
 // The queue's bound counts records, even if a loop adds few at a time: all fit
@@ -335,9 +331,7 @@ func TestFullQueueDropsAndCounts(t *testing.T) {
 	s.Open(r)
 	s.Close(r)
 	s.Flush()
-	if got := table.Stats().Dropped; got != stats.Dropped+1 {
-		t.Errorf("%d dropped after Close, %d before", got, stats.Dropped)
-	}
+	check.Equalf(t, table.Stats().Dropped, stats.Dropped+1, "dropped after Close, %d before", stats.Dropped)
 }
 
 func closeTableAfter(t *testing.T, table *Table, s *Shard) {
@@ -362,9 +356,7 @@ func TestCloseIsBounded(t *testing.T) {
 	}
 	close(sink.gate)
 	closeTable(t, table)
-	if len(sink.records) != 1 {
-		t.Errorf("%d records", len(sink.records))
-	}
+	check.Equalf(t, len(sink.records), 1, "records")
 }
 
 func TestAttempts(t *testing.T) {

@@ -81,9 +81,7 @@ func TestHistogramBounds(t *testing.T) {
 			t.Errorf("bucket %d has %d: %v", i, n, got.Buckets)
 		}
 	}
-	if got.Count() != uint64(2*bucketCount+1) {
-		t.Errorf("%d observations", got.Count())
-	}
+	check.Equalf(t, got.Count(), uint64(2*bucketCount+1), "observations")
 }
 
 // Counters stay the same ones across changes of the port, and what a port has

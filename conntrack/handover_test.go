@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -81,8 +82,6 @@ func TestRecordsMove(t *testing.T) {
 		if n := len(sinks[i].records); n != i {
 			t.Errorf("table %d has written %d records", i, n)
 		}
-		if n := tables[i].Stats().Misuse; n != 0 {
-			t.Errorf("%d misuses", n)
-		}
+		check.Equalf(t, tables[i].Stats().Misuse, 0, "table %d: misuses", i)
 	}
 }

@@ -65,9 +65,7 @@ func TestLogFile(t *testing.T) {
 		l := open(t, LogOptions{Path: path})
 		l.Write(numbered(i*10, i*10+10))
 		must.OK(t, l.Close())
-		if got := l.Stats(); got != (LogStats{Written: 10}) {
-			t.Errorf("stats %+v", got)
-		}
+		check.Equalf(t, l.Stats(), LogStats{Written: 10}, "stats")
 	}
 	if got := ids(t, read(t, path)); len(got) != 20 || got[19] != 19 {
 		t.Errorf("ids %v", got)
@@ -184,9 +182,7 @@ func TestDiskFull(t *testing.T) {
 		l.Write(numbered(0, 5))
 		l.Flush()
 	}
-	if got := l.Stats(); got != (LogStats{Lost: 15, Errors: 3}) {
-		t.Errorf("stats %+v", got)
-	}
+	check.Equalf(t, l.Stats(), LogStats{Lost: 15, Errors: 3}, "stats")
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
@@ -371,9 +367,7 @@ func TestWriteAfterClose(t *testing.T) {
 	must.OK(t, l.Close())
 	l.Write(numbered(0, 3))
 	l.Flush()
-	if got := l.Stats(); got != (LogStats{Lost: 3, Errors: 1}) {
-		t.Errorf("stats %+v", got)
-	}
+	check.Equalf(t, l.Stats(), LogStats{Lost: 3, Errors: 1}, "stats")
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -88,9 +89,7 @@ func TestPastMoves(t *testing.T) {
 			t.Errorf("%s process has other records", name)
 		}
 	}
-	if since := to.View().Since.UnixNano(); since != 7 {
-		t.Errorf("the next process has all since %d", since)
-	}
+	check.Equalf(t, to.View().Since.UnixNano(), 7, "the next process has all since")
 }
 
 // A Past stays within its room, and does not say that it has what it has forgotten.
@@ -123,9 +122,7 @@ func TestPastOfAnotherFormat(t *testing.T) {
 	from, to := newPast(t, LeastPast), newPast(t, LeastPast)
 	from.put(examples()[:1])
 	must.OK(t, from.Move(func(m *MovedPast) error { m.Format++; to.Carry(m); return nil }))
-	if n := to.View().Kept; n != 0 {
-		t.Errorf("%d records are kept", n)
-	}
+	check.Equalf(t, to.View().Kept, 0, "records are kept")
 }
 
 // FuzzCarry reads what another process sends.

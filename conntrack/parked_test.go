@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -227,9 +228,7 @@ func TestListWhileConnectionsAreParked(t *testing.T) {
 		for _, k := range append(stay, others...) {
 			k.end(Shutdown)
 		}
-		if s.count != 0 {
-			t.Errorf("%d left", s.count)
-		}
+		check.Equalf(t, s.count, 0, "left")
 	})
 	loop.stop()
 }

@@ -1,6 +1,10 @@
 package conntrack
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
+)
 
 // blocked is a Sink that takes nothing until it is released.
 type blocked struct{ released chan struct{} }
@@ -18,9 +22,7 @@ func TestRoom(t *testing.T) {
 		shard.Close(r)
 		shard.Flush()
 	}
-	if got := table.Stats().Dropped; got != 0 {
-		t.Errorf("%d records were lost while there was room", got)
-	}
+	check.Equalf(t, table.Stats().Dropped, 0, "records were lost while there was room")
 	close(b.released)
 	if err := table.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -111,9 +111,7 @@ func TestSlowTapLosesItsOwnRecords(t *testing.T) {
 		t.Errorf("the slow reader has %d records and lost %d, want %d and %d", len(got), lost, tapRoom, rounds*each-tapRoom)
 	}
 	for i := range got {
-		if got[i].ID != uint64(i+1) {
-			t.Fatalf("record %d has ID %d", i, got[i].ID)
-		}
+		must.Equalf(t, got[i].ID, uint64(i+1), "record %d has ID", i)
 	}
 	slow.Close()
 	quick.Close()

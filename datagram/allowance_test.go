@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -56,9 +57,7 @@ func TestOtherUsers(t *testing.T) {
 		{300, one, [2]bool{false, true}},
 	} {
 		c.note(step.by, at(step.ms))
-		if got := [2]bool{c.has(one, at(step.ms)), c.has(two, at(step.ms))}; got != step.want {
-			t.Errorf("step %d: otherUsers %v, want %v", i, got, step.want)
-		}
+		check.Equalf(t, [2]bool{c.has(one, at(step.ms)), c.has(two, at(step.ms))}, step.want, "step %d: otherUsers", i)
 	}
 }
 

@@ -42,9 +42,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 			answered := client(t, lab.Client, to)
 			endpoint := askWho(t, answered)
 			for range 3 {
-				if got := askWho(t, answered); got != endpoint {
-					t.Fatalf("%s answered, after %s", got, endpoint)
-				}
+				must.Equalf(t, askWho(t, answered), endpoint, "the endpoint")
 			}
 			victim := address(map[string]*netns.Host{"b1:5300": one, "b2:5300": two}[endpoint])
 			sources := []netip.Addr{address(stranger)}

@@ -395,9 +395,7 @@ func TestHeldStaysWithinBounds(t *testing.T) {
 		}
 	}
 	for s, list := range want {
-		if s.unacked.n != len(list) {
-			t.Fatalf("%d datagrams are copied of %d", s.unacked.n, len(list))
-		}
+		must.Equalf(t, s.unacked.n, len(list), "datagrams are copied")
 		for i, p := range list {
 			if string(s.unacked.datagram(i)) != string(p) {
 				t.Fatalf("datagram %d differs", i)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -121,9 +122,7 @@ func TestSessionsMove(t *testing.T) {
 		t.Fatalf("%d sessions have moved, %v", moved, err)
 	}
 	before.Leave()
-	if open := before.Stats().Sessions.Load(); open != 0 {
-		t.Errorf("%d sessions stay", open)
-	}
+	check.Equalf(t, before.Stats().Sessions.Load(), 0, "sessions stay")
 	if again, err := ask(answered, "q", patience); again != who || err != nil {
 		t.Errorf("%q, %v, want %q: the same endpoint sees the same address", again, err, who)
 	}
@@ -199,9 +198,7 @@ func TestCopiesMove(t *testing.T) {
 			w.run(func() { list[i].settle(true) })
 		}
 	}
-	if moved := n.server.Stats().Sessions.Load(); moved != 1 {
-		t.Errorf("%d sessions have moved", moved)
-	}
+	check.Equalf(t, n.server.Stats().Sessions.Load(), 1, "sessions have moved")
 	before.Leave()
 }
 

@@ -20,6 +20,7 @@ import (
 	kyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -248,9 +249,7 @@ func TestSpecification(t *testing.T) {
 				t.Errorf("%s%s %s over %s\n got %s\nwant %s", rule, name, kind, network, got, want)
 			}
 			ours := !strings.HasPrefix(want, "REFUSED")
-			if m.Authoritative != ours {
-				t.Errorf("%s: authoritative %t", name, m.Authoritative)
-			}
+			check.Equalf(t, m.Authoritative, ours, "%s: authoritative", name)
 			// RFC 2308: an answer without the type has the SOA.
 			outside := strings.HasPrefix(name, "outside.")
 			wantSOA := ours && !outside && !slices.ContainsFunc(m.Answers, func(r dnsmessage.Resource) bool { return r.Header.Type == kind })
@@ -349,9 +348,7 @@ func TestEDNS(t *testing.T) {
 		if len(m.Additionals) != 1 || m.Additionals[0].Header.Type != dnsmessage.TypeOPT || m.Additionals[0].Header.ExtendedRCode(m.RCode) != row.want {
 			t.Errorf("version %d: %s, additionals %v", row.version, m.RCode, m.Additionals)
 		}
-		if size := int(m.Additionals[0].Header.Class); size != mostSize {
-			t.Errorf("size %d", size)
-		}
+		check.Equalf(t, int(m.Additionals[0].Header.Class), mostSize, "size")
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/explain"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -110,9 +111,7 @@ func TestTopology(t *testing.T) {
 		names := catalog.Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}})
 		v := &view{names: names, zone: "cluster.local.", places: newPlaces(nodes, *nodes.Get("n-a"))}
 		for i, zone := range []string{"a", "b", "c"} {
-			if got := clusterIPZones(svc, slice, zone, clients[zone]); got != row.want[i] {
-				t.Errorf("%s: with a cluster IP, a client in %s gets %q, want %q", row.name, zone, got, row.want[i])
-			}
+			check.Equalf(t, clusterIPZones(svc, slice, zone, clients[zone]), row.want[i], "%s: with a cluster IP, a client in %s", row.name, zone)
 			q := dnsmessage.Question{Name: dnsmessage.MustNewName("db.shop.svc.cluster.local."), Type: tA, Class: dnsmessage.ClassINET}
 			for turn := range uint32(7) {
 				v.turn = turn

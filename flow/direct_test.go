@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -262,9 +263,7 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 			}
 			n.finish()
 			records := n.taken()
-			if len(records) != got.services {
-				t.Errorf("hidden %v: %d records of %d connections", hidden, len(records), got.services)
-			}
+			check.Equalf(t, len(records), got.services, "hidden %v: records of %d connections", hidden, got.services)
 			for _, r := range records {
 				if r.Path != conntrack.Kernel || r.Port == nil {
 					t.Errorf("%+v", r)

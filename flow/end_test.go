@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -128,9 +129,7 @@ func TestEndOf(t *testing.T) {
 		{endpointFin, clientFin | endpointFin | endpointRST, conntrack.EndpointReset},
 		{endpointFin, clientFin | endpointFin | clientAcked | endpointRST, conntrack.EndpointFin},
 	} {
-		if got := endOf(c.first, c.seen); got != c.want {
-			t.Errorf("%b, the first %b: %s, want %s", c.seen, c.first, got, c.want)
-		}
+		check.Equalf(t, endOf(c.first, c.seen), c.want, "ends %b, the first %b", c.seen, c.first)
 	}
 }
 

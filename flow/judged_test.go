@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -54,9 +55,7 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 		}
 		client := netip.AddrPortFrom(lab.Client.IPv4, 1000)
 		n.server.Session(client, vip, true)
-		if got := n.server.Refuses(client, vip, port); got != want {
-			t.Errorf("the relay refuses a client: %t, want %t", got, want)
-		}
+		check.Equalf(t, n.server.Refuses(client, vip, port), want, "the relay refuses a client")
 		ofUDP := *port
 		ofUDP.Name.Protocol = service.UDP
 		n.server.Refuses(client, vip, &ofUDP)
@@ -69,9 +68,7 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 				t.Errorf("the relay refuses this node's own client %s", own)
 			}
 		}
-		if got := len(n.server.paths[service.TCP].services[port.Name].destinations) > 0; got != want {
-			t.Errorf("the kernel serves the Service: %t, want %t", got, want)
-		}
+		check.Equalf(t, len(n.server.paths[service.TCP].services[port.Name].destinations) > 0, want, "the kernel serves the Service")
 	}
 	rule, none := "chain forward", ""
 	select {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -129,9 +130,7 @@ func TestNodeClients(t *testing.T) {
 					n.left = true
 					n.end()
 					records := n.taken()
-					if len(records) != connections {
-						t.Fatalf("%d records of %d connections", len(records), connections)
-					}
+					must.Equalf(t, len(records), connections, "records of %d connections", connections)
 					failed := 0
 					for _, r := range records {
 						failed += len(r.Failed)
@@ -183,16 +182,12 @@ func TestNodeClientsAreAdopted(t *testing.T) {
 	}
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
-	if got := next.server.Stats().Open; got != 2 {
-		t.Errorf("%d flows were adopted", got)
-	}
+	check.Equalf(t, next.server.Stats().Open, 2, "flows were adopted")
 	echo()
 	_ = open["tcp"].Close()
 	wait.True(t, "the connection has ended", func() bool { return len(next.taken()) == 1 })
 	next.stop()
-	if got := len(first.taken()); got != 0 {
-		t.Errorf("%d records of flows that went on", got)
-	}
+	check.Equalf(t, len(first.taken()), 0, "records of flows that went on")
 	records := next.taken()
 	if len(records) != 2 || records[0].End != conntrack.ClientFin || records[0].BytesFromClient != 6+11*4 || records[0].Source != policy.SourceClient {
 		t.Errorf("%+v", records)
@@ -266,9 +261,7 @@ func TestNodeClientsAreRelayed(t *testing.T) {
 	}
 	n.servesNode()
 	asks("b1:8080")
-	if said := n.say(n.dialFrom("tcp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(vip4+":80"))); said != "node:80" {
-		t.Errorf("a client at a loopback address: %q", said)
-	}
+	check.Equalf(t, n.say(n.dialFrom("tcp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(vip4+":80"))), "node:80", "a client at a loopback address")
 	n.apply(svc(vip4, nil, at(lab.Node.IPv4, 8080)))
 	asks("node:80")
 }

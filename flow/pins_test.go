@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -64,9 +65,7 @@ func TestFlowsAreAdopted(t *testing.T) {
 	}
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
-	if got := next.server.Stats().Open; got != 2 {
-		t.Errorf("%d flows were adopted", got)
-	}
+	check.Equalf(t, next.server.Stats().Open, 2, "flows were adopted")
 	must.OK(t, echo())
 	if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || !strings.HasPrefix(said, "b") {
 		t.Fatalf("%q, %v", said, err)
@@ -84,9 +83,7 @@ func TestFlowsAreAdopted(t *testing.T) {
 		}
 		return fmt.Errorf("%d records, none of the adopted connection", len(next.taken()))
 	})
-	if got := len(first.taken()); got != 0 {
-		t.Errorf("%d records of flows that went on", got)
-	}
+	check.Equalf(t, len(first.taken()), 0, "records of flows that went on")
 	next.stop()
 	dir := pinsOf(t, root, lab)
 	if names, err := os.ReadDir(string(dir)); err == nil {
@@ -315,9 +312,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	must.OK(t, os.Rename(string(dirs[0]), string(dirs[1])))
 	next := newNode(t, labs[1], func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
-	if got := next.server.Stats().Open; got != 0 {
-		t.Errorf("%d flows of another namespace were adopted", got)
-	}
+	check.Equalf(t, next.server.Stats().Open, 0, "flows of another namespace were adopted")
 	if said, err := labs[1].Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
 		t.Errorf("%q, %v", said, err)
 	}

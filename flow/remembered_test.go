@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -65,9 +66,7 @@ func TestAffinityIsTheTables(t *testing.T) {
 	n.apply(svc(vip4, nil, list[1:]...))
 	n.apply(svc(vip4, sticky, list[0]))
 	n.isDropped(vip4 + ":80") // it is asked until the client gives up
-	if got := n.clients(); got != 0 {
-		t.Errorf("%d clients are remembered, whose endpoint is closed", got)
-	}
+	check.Equalf(t, n.clients(), 0, "clients are remembered, whose endpoint is closed")
 }
 
 // TestAffinityOfOtherAlgorithms: an algorithm that the table lacks chooses for new clients, and the table

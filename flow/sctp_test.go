@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
@@ -356,9 +357,7 @@ func TestAssociationsAreAdopted(t *testing.T) {
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
-	if got := next.server.Stats().Open; got != 1 {
-		t.Errorf("%d associations were adopted", got)
-	}
+	check.Equalf(t, next.server.Stats().Open, 1, "associations were adopted")
 	must.OK(t, p.Again())
 	if r := next.wait(t, 1)[0]; r.Protocol != service.SCTP || r.End != conntrack.ClientShutdown || r.DatagramsFromClient != 21 || !r.Connected {
 		t.Errorf("%+v", r)

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -185,9 +186,7 @@ func TestClientsOnReplyPorts(t *testing.T) {
 		return source
 	}
 	want := at(lab.Client.IPv4, bpf.FirstPort+port%count).String()
-	if got := connect("a port of the relay's", port, 1, 0); got != want {
-		t.Errorf("the endpoint saw %s, want %s", got, want)
-	}
+	check.Equalf(t, connect("a port of the relay's", port, 1, 0), want, "the endpoint saw")
 	connect("another client port that becomes the same", port+count, 0, 1)
 
 	n.server.kernel.Control.FirstReply = bpf.FirstPort

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -63,9 +64,7 @@ func testForgedDatagrams(t *testing.T, onNode bool) {
 		for _, to := range []netip.AddrPort{endpoint, service} {
 			own = netip.AddrPortFrom(own.Addr(), own.Port()+1)
 			socket, err := victim.ListenPacket("udp4", own.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer socket.Close()
 			seen := ""
 			for i := range 3 {
@@ -103,9 +102,7 @@ func TestAnswerByAnotherInterface(t *testing.T) {
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Node.IPv4, 8080)))
 		socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":41000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer socket.Close()
 		service := netip.MustParseAddrPort(vip4 + ":80")
 		for i := range 3 {
@@ -115,9 +112,7 @@ func TestAnswerByAnotherInterface(t *testing.T) {
 			_ = socket.SetReadDeadline(time.Now().Add(patience))
 			for {
 				size, from, err := socket.ReadFrom(b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if from.String() == service.String() && strings.HasSuffix(string(b[:size]), said) {
 					break
 				}

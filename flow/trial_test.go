@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -24,9 +25,7 @@ func TestTrial(t *testing.T) {
 			t.Errorf("bucket %d has %+v", i, b)
 		}
 	}
-	if s := k.Flows[2].State; s != bpf.KernelStateFREE {
-		t.Errorf("the flow is left in state %d", s)
-	}
+	check.Equalf(t, k.Flows[2].State, bpf.KernelStateFREE, "the flow is left in state")
 	k.Ethernet.Ingress, k.Ethernet.Egress = k.Ethernet.Egress, k.Ethernet.Ingress
 	if err := try(k, 2); err == nil || !strings.Contains(err.Error(), "puts back") {
 		t.Errorf("with the programs exchanged: %v", err)
@@ -49,9 +48,7 @@ func TestStartTriesThePrograms(t *testing.T) {
 	for i := range n.server.kernel.Flows {
 		k := &n.server.kernel.Flows[i]
 		begun += k.Generation
-		if k.State != bpf.KernelStateFREE {
-			t.Errorf("flow %d is left in state %d", i, k.State)
-		}
+		check.Equalf(t, k.State, bpf.KernelStateFREE, "flow %d is left in state", i)
 	}
 	if want := uint32(len(trialAddresses)); begun != want {
 		t.Errorf("%d connections were tried, want %d", begun, want)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -98,9 +99,7 @@ func TestServicePortsAreBounded(t *testing.T) {
 		t.Errorf("the log says %s", log)
 	}
 	w.server.Close()
-	if n := room.inUse(); n != 0 {
-		t.Errorf("%d sockets are taken after the end", n)
-	}
+	check.Equalf(t, room.inUse(), 0, "sockets are taken after the end")
 }
 
 // TestFailedPortReturnsItsSockets: a port that cannot be opened holds nothing.

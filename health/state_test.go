@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // fakeClock is moved by the test.
@@ -84,12 +85,8 @@ func TestHealthz(t *testing.T) {
 		if w.Code != code || body != "" && w.Body.String() != body {
 			t.Errorf("%s: %s gives %d %s, not %d %s", rule, path, w.Code, w.Body, code, body)
 		}
-		if got := w.Header().Get("Content-Type"); got != "application/json" {
-			t.Errorf("%s: %s has the type %q", rule, path, got)
-		}
-		if got := w.Header().Get("X-Content-Type-Options"); got != "nosniff" {
-			t.Errorf("%s: %s has the options %q", rule, path, got)
-		}
+		check.Equalf(t, w.Header().Get("Content-Type"), "application/json", "%s: %s has the type", rule, path)
+		check.Equalf(t, w.Header().Get("X-Content-Type-Options"), "nosniff", "%s: %s has the options", rule, path)
 		if !json.Valid(w.Body.Bytes()) {
 			t.Errorf("%s: %s is no JSON: %s", rule, path, w.Body)
 		}
@@ -107,7 +104,5 @@ func TestHealthz(t *testing.T) {
 	ask("A7.4 late", "/livez", 503, `{"lastUpdated":"`+before+`","currentTime":"`+late+`","healthy":false,"status":{"IPv4":{"lastUpdated":"`+before+`","healthy":false},"IPv6":{"lastUpdated":"`+before+`","healthy":false}}}`)
 	ask("A7.3 late", "/healthz", 503, "")
 	// A7.5
-	if got := s.Stats(); got != (Stats{HealthzOK: 1, HealthzUnavailable: 3, LivezOK: 2, LivezUnavailable: 1}) {
-		t.Errorf("A7.5: counted %+v", got)
-	}
+	check.Equalf(t, s.Stats(), Stats{HealthzOK: 1, HealthzUnavailable: 3, LivezOK: 2, LivezUnavailable: 1}, "A7.5: counted")
 }

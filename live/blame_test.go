@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // A Meter tells what each endpoint did: one that breaks connections, one whose failed
@@ -107,9 +108,7 @@ func BenchmarkSort(b *testing.B) {
 		b.Run(by, func(b *testing.B) {
 			for b.Loop() {
 				f := Frame{Groups: pointers(groups)}
-				if err := f.Sort(by); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, f.Sort(by))
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -116,9 +117,7 @@ func TestHistoryForgetsGroups(t *testing.T) {
 		}
 		h.add(frameAt(5 * i))
 	}
-	if len(h.series) != 0 {
-		t.Errorf("%d groups are left", len(h.series))
-	}
+	check.Equalf(t, len(h.series), 0, "groups are left")
 }
 
 // With 30,000 services that all have connections, the memory is bounded, the busiest

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // carried sends what a History knows to another one, and returns the number of points.
@@ -81,9 +82,7 @@ func TestMovedHistoryIsBounded(t *testing.T) {
 	for i := range historyIntervals {
 		from.add(frameAt(5*i, groups...))
 	}
-	if n := carried(t, from, to); n != mostMovedPoints {
-		t.Errorf("%d points", n)
-	}
+	check.Equalf(t, carried(t, from, to), mostMovedPoints, "points")
 	if n := len(to.intervals); n != mostMovedPoints/2000 || !to.intervals[n-1].Time.Equal(from.intervals[historyIntervals-1].Time) {
 		t.Errorf("%d intervals", n)
 	}

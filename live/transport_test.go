@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/filter"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -78,9 +79,7 @@ func TestTransportIsAskedWhenNeeded(t *testing.T) {
 		}
 	}
 	for i, r := range page("", "idle", false).Records { // of the first step, as others follow
-		if got := r.Transport().Idle; got != int64(i)*int64(time.Second) {
-			t.Errorf("record %d has another one's transport: %d", i, got)
-		}
+		check.Equalf(t, r.Transport().Idle, int64(i)*int64(time.Second), "record %d has another one's transport", i)
 	}
 	ended, err := w.view.EndWhere(context.Background(), open, parse(t, "idle>=990s"))
 	if err != nil || ended != 10 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // BenchmarkWalk100000 pages through 100,000 connections. stop-us/p99 and stop-us/max
@@ -23,9 +24,7 @@ func benchmarkWalk(b *testing.B, open int) {
 		}
 	})
 	order, err := ParseOrder("-bytes")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	var stops Durations
 	var longest time.Duration
 	w.view.post = func(shard int, f func()) bool {

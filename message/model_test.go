@@ -298,9 +298,7 @@ func (p *play) quiet(t *testing.T) {
 		case waits && len(dst.got) == complete:
 			t.Fatalf("side %d: all are passed on, and one is held", i)
 		}
-		if d.messages != uint64(len(dst.got)) {
-			t.Fatalf("side %d: %d messages counted, %d sent", i, d.messages, len(dst.got))
-		}
+		must.Equalf(t, d.messages, uint64(len(dst.got)), "side %d: messages counted, %d sent", i, len(dst.got))
 		if src.fin && len(src.in) == 0 && d.state&blocked == 0 && p.link.facts&draining == 0 && !dst.shut && !dst.gone() {
 			t.Fatalf("side %d: its shutdown was not passed on", i)
 		}

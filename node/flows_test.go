@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -34,9 +35,7 @@ func TestMostFlows(t *testing.T) {
 		{1 << 20, 64 << 30, 1<<20 - 1},
 		{131072, 1, 1},
 	} {
-		if got := mostFlows(c.wanted, c.memory); got != c.want {
-			t.Errorf("%d flows in %d bytes: %d, want %d", c.wanted, c.memory, got, c.want)
-		}
+		check.Equalf(t, mostFlows(c.wanted, c.memory), c.want, "%d flows in %d bytes", c.wanted, c.memory)
 	}
 }
 

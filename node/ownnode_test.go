@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestMissingNodeIsLogged: after 5 s and then every minute the log says that this
@@ -74,9 +75,7 @@ func TestMissingNodeIsLogged(t *testing.T) {
 					t.Errorf("when it has come: %q", &log)
 				}
 				log.Reset()
-				if lines := wait(10 * time.Minute); lines != 0 {
-					t.Errorf("%d lines after it has come", lines)
-				}
+				check.Equalf(t, wait(10*time.Minute), 0, "lines after it has come")
 			})
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -149,9 +150,7 @@ func TestResolveAllocatesNothing(t *testing.T) {
 			table.Steering(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: service.TCP})
 		}
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
+	check.Equalf(t, allocs, 0, "allocations")
 }
 
 // TestDecisionFillsALine: with its key, which has 8 bytes.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestHold: without endpoints, a Service's connections are held in place of refused, except
@@ -49,9 +50,7 @@ func TestHold(t *testing.T) {
 			table.Steering(service.Destination{Addr: lb.Addr(), Port: 80, Protocol: service.TCP}),
 		}
 		for i, want := range []Action{tt.cluster, tt.inside, tt.outside, tt.steer, tt.extern} {
-			if got[i] != want {
-				t.Errorf("%s: case %d is %s, want %s", tt.what, i, got[i], want)
-			}
+			check.Equalf(t, got[i], want, "%s: case %d", tt.what, i)
 		}
 		if tt.hold == 0 {
 			continue

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func randomAddr(r *rand.Rand, six bool) netip.Addr {
@@ -46,9 +48,7 @@ func TestRanges(t *testing.T) {
 		}
 		for range 50 {
 			x := randomAddr(r, six)
-			if got := set.holds(x); got != contains(a, x) {
-				t.Fatalf("seed %d: %v holds %s: %v", seed, a, x, got)
-			}
+			must.Equalf(t, set.holds(x), contains(a, x), "seed %d: %v holds %s", seed, a, x)
 			if in, ok := set.rangeOf(x); ok != contains(a, x) || ok && (!in.Contains(x) || !slices.Contains(a, in)) {
 				t.Fatalf("seed %d: %s is in %s of %v", seed, x, in, a)
 			}

@@ -278,12 +278,8 @@ func TestNodePortAndExternalIP(t *testing.T) {
 func TestNodeWithoutObject(t *testing.T) {
 	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", nodePort: 30000, balancerIPs: "192.0.2.2", ranges: "172.16.0.0/24", endpoints: []string{"10.1.0.1"}})
 	table := Compile(nil, newStore().Apply(c), Config{NodeIPs: addresses("172.16.0.1"), NodePortPrimary: true})
-	if got := table.Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort("172.16.0.1:30000")).Action; got != Accept {
-		t.Errorf("A4.7 node port: %s", got)
-	}
-	if got := table.Resolve(service.TCP, clients["loopback"], netip.MustParseAddrPort("192.0.2.2:80")).Action; got != Accept {
-		t.Errorf("A3.11 from loopback: %s", got)
-	}
+	check.Equalf(t, table.Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort("172.16.0.1:30000")).Action, Accept, "A4.7 node port")
+	check.Equalf(t, table.Resolve(service.TCP, clients["loopback"], netip.MustParseAddrPort("192.0.2.2:80")).Action, Accept, "A3.11 from loopback")
 }
 
 func TestDetectNodeCIDR(t *testing.T) {
@@ -293,9 +289,7 @@ func TestDetectNodeCIDR(t *testing.T) {
 	c.Nodes = append(c.Nodes, n)
 	table := Compile(nil, newStore().Apply(c), Config{NodeName: ownNode, DetectLocal: DetectNodeCIDR, ClusterCIDRs: prefixes("10.0.0.0/8")})
 	for client, want := range map[string]Source{"10.244.0.5": SourceClient, "10.244.1.5": SourceNode} {
-		if got := table.Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("10.96.0.1:80")).Source; got != want {
-			t.Errorf("A4.6 %s: %s", client, got)
-		}
+		check.Equalf(t, table.Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("10.96.0.1:80")).Source, want, "A4.6 %s", client)
 	}
 }
 
@@ -306,9 +300,7 @@ func TestDetectInterface(t *testing.T) {
 	cfg := Config{DetectLocal: DetectInterface, ClusterCIDRs: prefixes("10.0.0.0/8"), PodRanges: prefixes("10.244.0.9/32", "10.244.0.5/32", "10.245.0.0/24", "10.245.0.0/24")}
 	const pod, other = "accept A3.6 client A3.9: 10.1.0.1", "drop A3.5"
 	for client, want := range map[string]string{"10.244.0.5": pod, "10.244.0.9": pod, "10.245.0.77": pod, "10.244.0.6": other, "10.244.0.1": other, "10.246.0.1": other} {
-		if got := say(compile(t, cfg, web).Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("172.16.0.1:30000"))); got != want {
-			t.Errorf("A4.6 %s: got %q, want %q", client, got, want)
-		}
+		check.Equalf(t, say(compile(t, cfg, web).Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("172.16.0.1:30000"))), want, "A4.6 %s", client)
 	}
 	for client, dst := range map[string]string{"10.244.0.6": "10.96.0.1:80", "fd44::5": "[fd00::1]:80"} {
 		if got := compile(t, cfg, web).Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort(dst)).Source; got != SourceNode {

@@ -36,9 +36,7 @@ func TestOnlyHintsCount(t *testing.T) {
 		c.Services[0].Spec.TrafficDistribution = tt.distribution
 		c.Nodes = []*corev1.Node{nodeObject(ownNode, map[string]string{"topology.kubernetes.io/zone": "a"})}
 		table := Compile(nil, newStore().Apply(c), Config{NodeName: ownNode})
-		if got := names(table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.1:80")).Candidates); got != tt.want {
-			t.Errorf("A2.11, A2.12 %+v: %q", tt, got)
-		}
+		check.Equalf(t, names(table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.1:80")).Candidates), tt.want, "A2.11, A2.12 %+v", tt)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -395,9 +396,7 @@ func TestIdleLinks(t *testing.T) {
 	wg.Wait()
 	s := p.stats()
 	// Each link has two descriptors here and two at its peers.
-	if got := openFiles(t) - before - 2*p.relay.Pipes(); got != 4*links {
-		t.Errorf("%d descriptors for %d links", got, links)
-	}
+	check.Equalf(t, openFiles(t)-before-2*p.relay.Pipes(), 4*links, "descriptors for %d links", links)
 	if s.Held != 0 || s.Open != links || s.Spliced == 0 || p.relay.Pipes() > 2*pipesKept {
 		t.Errorf("%+v, %d pipes", s, p.relay.Pipes())
 	}

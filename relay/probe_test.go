@@ -103,9 +103,7 @@ func TestProbeDeliversWhatCameBeforeAReset(t *testing.T) {
 		if p.end != EndpointReset || p.link.BytesDown() != uint64(len(banner)) || p.link.FirstByte == 0 {
 			t.Errorf("ended by %v after %d bytes, the first at %d", p.end, p.link.BytesDown(), p.link.FirstByte)
 		}
-		if held := p.worker.stats.Held; held != 0 {
-			t.Errorf("%d bytes are left", held)
-		}
+		check.Equalf(t, p.worker.stats.Held, 0, "bytes are left")
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -85,9 +86,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 		}
 		running.Wait()
 		sys.Close(p.listener)
-		if n := p.relay.Pipes(); n != 0 {
-			t.Errorf("%d pipes are left", n)
-		}
+		check.Equalf(t, p.relay.Pipes(), 0, "pipes are left")
 		if s := p.stats(); s.Open != 0 || s.Held != 0 {
 			t.Errorf("left: %+v", s)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestTurnQueueAgainstModel runs the line beside a slice that is searched.
@@ -27,9 +28,7 @@ func TestTurnQueueAgainstModel(t *testing.T) {
 				break
 			}
 			l, i := q.next()
-			if e := (turnEntry{l, uint8(i)}); e != model[0] {
-				t.Fatalf("next is %v, want %v", e, model[0])
-			}
+			must.Equalf(t, (turnEntry{l, uint8(i)}), model[0], "next")
 			model = model[1:]
 		default:
 			if rng.IntN(4) == 0 {

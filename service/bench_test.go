@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // cluster builds a whole cluster: each service has two ports and one slice.
@@ -96,7 +98,5 @@ func TestFindingAllocatesNothing(t *testing.T) {
 		snap.FindNodePort(TCP, 30000)
 		snap.HasClusterIP(known)
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
+	check.Equalf(t, allocs, 0, "allocations")
 }

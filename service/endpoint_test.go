@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestEndpointsThatLeadAstray: the Store leaves out and names endpoints that no
@@ -130,9 +132,7 @@ func TestExternalIPThatIsTheEndpointsOwn(t *testing.T) {
 			t.Errorf("%s: got %q and %q", name, here, next)
 		}
 		s.Apply(deleted(KindEndpointSlice, "e"))
-		if got := found(s.Snapshot(), "172.16.0.1:80", TCP); got != "LoadBalancer default/web" {
-			t.Errorf("%s, without the endpoint: %q", name, got)
-		}
+		check.Equalf(t, found(s.Snapshot(), "172.16.0.1:80", TCP), "LoadBalancer default/web", "%s, without the endpoint", name)
 	}
 }
 

@@ -534,8 +534,6 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 			}
 		}
 	}
-	if count != 0 {
-		t.Errorf("%d ports too few", count)
-	}
+	check.Equalf(t, count, 0, "ports too few")
 	destinations(t, s)
 }

@@ -50,8 +50,6 @@ func FuzzUIDOf(f *testing.F) {
 	f.Add("0af1bd3e-1f47-4c55-9b6a-0123456789ab")
 	f.Fuzz(func(t *testing.T, text string) {
 		u := UIDOf(text)
-		if again := UIDOf(u.String()); again != u {
-			t.Errorf("%q: %v, then %v", text, u, again)
-		}
+		check.Equalf(t, UIDOf(u.String()), u, "%q: %v, then", text, u)
 	})
 }

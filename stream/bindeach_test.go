@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -143,9 +144,7 @@ func TestF4_WildcardServerIsReported(t *testing.T) {
 	server.Close()
 	n.maintain()
 	n.want(lab.Client, "10.96.0.1:80", "b1:8080")
-	if got := n.manager.Stats().Conflicts; got != 0 {
-		t.Errorf("%d conflicts when the server has ended", got)
-	}
+	check.Equalf(t, n.manager.Stats().Conflicts, 0, "conflicts when the server has ended")
 }
 
 // Rules A3.8 and A3.9: the endpoint sees the client's address where the verdict

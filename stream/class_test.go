@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -49,9 +50,7 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 				fd, _, e = sys.Accept(server)
 				return e == 0
 			})
-			if got := sys.ClientClass(fd, family.endpoint.Is6()); got != want {
-				t.Errorf("%s: sent with traffic class %#x, the endpoint sees %#x, want %#x", family.vip, sent, got, want)
-			}
+			check.Equalf(t, sys.ClientClass(fd, family.endpoint.Is6()), want, "%s: sent with traffic class %#x, the endpoint sees", family.vip, sent)
 			sys.Close(fd)
 			_ = c.Close()
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
 )
@@ -148,9 +149,7 @@ func TestNoObjectKeepsOthersFromBeingServed(t *testing.T) {
 				err := lab.Node.Do(func() error {
 					return n.manager.Apply(policy.Compile(n.server.state.Load().table, n.store.Apply(attack), n.policy))
 				})
-				if err != nil {
-					t.Fatalf("round %d, after %s: %v", i, text(attack), err)
-				}
+				must.OKf(t, err, "round %d, after %s", i, text(attack))
 				name := fmt.Sprintf("web%d", i%8)
 				ip := fmt.Sprintf("10.96.1.%d", 1+i%200)
 				n.apply(nodePort(web(name, ip, endpoint), int32(30100+i%8)))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // version2 returns a header of version 2 with any payload.
@@ -90,9 +91,7 @@ func TestReadHeaders(t *testing.T) {
 	var h headerReader
 	for _, tt := range headers {
 		length, client := read(&h, []byte(tt.header))
-		if client != tt.client {
-			t.Errorf("%.40q: %s, want %s", tt.header, client, tt.client)
-		}
+		check.Equalf(t, client, tt.client, "%.40q", tt.header)
 		if length == 0 {
 			continue
 		}

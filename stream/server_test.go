@@ -338,9 +338,7 @@ func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
 	}
 	before := n.server.Stats().Listeners
 	n.apply(gone("inside", 1))
-	if got := n.server.Stats().Listeners; got != before-1 {
-		t.Errorf("%d listeners after a service is gone, had %d", got, before)
-	}
+	check.Equalf(t, n.server.Stats().Listeners, before-1, "listeners after a service is gone, had %d", before)
 }
 
 func TestServicesShareLanesBeyondTheBound(t *testing.T) {
@@ -362,9 +360,7 @@ func TestServicesShareLanesBeyondTheBound(t *testing.T) {
 	for i := range services {
 		n.apply(gone(fmt.Sprintf("s%d", i), 1))
 	}
-	if got := n.server.Stats().Listeners; got != 0 {
-		t.Errorf("%d listeners left", got)
-	}
+	check.Equalf(t, n.server.Stats().Listeners, 0, "listeners left")
 }
 
 // An address that has left the model stays local as long as a connection needs

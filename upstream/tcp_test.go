@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -214,8 +215,6 @@ func TestPortsUnderPressure(t *testing.T) {
 		after   time.Duration
 		crowded bool
 	}{{0, true}, {59 * time.Second, true}, {60 * time.Second, true}, {61 * time.Second, false}, {200 * time.Second, false}} {
-		if got := lp.crowded(now + int64(c.after)); got != c.crowded {
-			t.Errorf("after %v: crowded %v", c.after, got)
-		}
+		check.Equalf(t, lp.crowded(now+int64(c.after)), c.crowded, "after %v: crowded", c.after)
 	}
 }

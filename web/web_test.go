@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -91,9 +92,7 @@ func TestOwnAddress(t *testing.T) {
 	for local, want := range map[string]bool{"192.0.2.7": true, "192.0.2.8": false} {
 		r := httptest.NewRequest(http.MethodGet, "http://192.0.2.7:8080/", http.NoBody)
 		at := &net.TCPAddr{IP: net.ParseIP(local), Port: 80}
-		if got := h.allow(r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, at))); got != want {
-			t.Errorf("at %s: %v, want %v", local, got, want)
-		}
+		check.Equalf(t, h.allow(r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, at))), want, "at %s", local)
 	}
 }
 
@@ -158,9 +157,7 @@ func TestAssets(t *testing.T) {
 		if m := markup.FindString(text); m != "" && strings.HasSuffix(name, ".js") {
 			t.Errorf("%s makes markup of text: %s", name, m)
 		}
-		if m := elsewhere.FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")); m != "" {
-			t.Errorf("%s names %s", name, m)
-		}
+		check.Equalf(t, elsewhere.FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")), "", "%s names", name)
 		for _, m := range local.FindAllStringSubmatch(text, -1) {
 			if _, ok := files[m[1]]; !ok {
 				t.Errorf("%s names %s, which is not there", name, m[1])
@@ -290,7 +287,5 @@ func TestContrast(t *testing.T) {
 			}
 		}
 	}
-	if schemes != 3 {
-		t.Errorf("%d schemes", schemes)
-	}
+	check.Equalf(t, schemes, 3, "schemes")
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // walk is a connection between two peers that know nothing of BPF. It knows what really
@@ -270,8 +272,6 @@ func FuzzTranslate(f *testing.F) {
 		if bare {
 			s.link = 0
 		}
-		if err := x.compare(t, s, ingress); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.compare(t, s, ingress))
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/test/bpfobject"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestObjectsAreWhatTheSourcesGive(t *testing.T) { bpfobject.Check(t) }
@@ -30,9 +31,7 @@ func TestSizes(t *testing.T) {
 func TestKernelLoads(t *testing.T) {
 	requireRoot(t)
 	k, err := Open(1000, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer k.Close()
 	if len(k.Flows) != 1001 || int(k.Maps.Flows.ValueSize()) != int(unsafe.Sizeof(KernelFlow{})) {
 		t.Errorf("%d flows of %d bytes", len(k.Flows), k.Maps.Flows.ValueSize())

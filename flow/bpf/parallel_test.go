@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Two CPUs handle a client's acknowledgement and the data behind it at once, as when connect
@@ -17,9 +19,7 @@ import (
 func TestAcknowledgementsTakeNoDataBack(t *testing.T) {
 	requireRoot(t)
 	k, err := Open(1024, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(k.Close)
 	client, endpoint := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.1.0.1:80")
 	f := &k.Flows[1]

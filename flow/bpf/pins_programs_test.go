@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -36,9 +37,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 	t.Cleanup(p.Remove)
 	ingress, other := p.programPath(ethernetHeader, "ingress"), p.path(programPin+"0123456789abcdef_14_ingress")
 	first := openIDs(t, p)
-	if again := openIDs(t, p); again != first {
-		t.Errorf("programs %v, then %v", first, again)
-	}
+	check.Equalf(t, openIDs(t, p), first, "programs, before %v", first)
 	pin := func(path string, o interface{ Pin(string) error }) {
 		t.Helper()
 		_ = os.Remove(path)
@@ -52,9 +51,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 				t.Errorf("%s: program %d was taken over", what, after[i])
 			}
 		}
-		if again := openIDs(t, p); again != after {
-			t.Errorf("%s: programs %v, then %v", what, after, again)
-		}
+		check.Equalf(t, openIDs(t, p), after, "%s: programs, before %v", what, after)
 		return after
 	}
 

@@ -6,6 +6,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -45,9 +46,7 @@ func TestPeersWithXDP(t *testing.T) {
 	p := foreign.NewCounter(t)
 	at := func(when string, isNews bool, want map[string]Way) {
 		t.Helper()
-		if news := lookAll(t, o, lab.Node); news != isNews {
-			t.Errorf("%s: news for other interfaces: %v", when, news)
-		}
+		check.Equalf(t, lookAll(t, o, lab.Node), isNews, "%s: news for other interfaces", when)
 		expect(when, want)
 	}
 	l := foreign.AttachXDP(t, pod, p.Program, link.XDPGenericMode)

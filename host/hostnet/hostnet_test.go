@@ -144,9 +144,7 @@ func TestRead(t *testing.T) {
 	} {
 		s := n.read(tt.pods)
 		check.Equalf(t, text(s.PodRanges), tt.want, "A4.6 %s", tt.name)
-		if got := text(s.Addresses); got != own {
-			t.Errorf("A4.4 %s: addresses %q", tt.name, got)
-		}
+		check.Equalf(t, text(s.Addresses), own, "A4.4 %s: addresses", tt.name)
 		if !slices.IsSortedFunc(s.Addresses, netip.Addr.Compare) {
 			t.Errorf("%v are not sorted", s.Addresses)
 		}

@@ -151,27 +151,21 @@ func TestEdgeTriggeredEvents(t *testing.T) {
 		}
 	})
 	write(t, b)
-	if ev := wait(t, seen); ev != Readable {
-		t.Fatalf("events %x", ev)
-	}
+	must.Equalf(t, wait(t, seen), Readable, "events")
 	// Unread data is reported again only after Modify.
 	on(t, l, func() {
 		if err := l.Modify(reg, Readable|Writable|PeerDone|Edge); err != nil {
 			t.Error(err)
 		}
 	})
-	if ev := wait(t, seen); ev != Readable|Writable {
-		t.Fatalf("events %x", ev)
-	}
+	must.Equalf(t, wait(t, seen), Readable|Writable, "events")
 	on(t, l, func() {
 		if !l.Hand(reg, 5, handlerFunc(func(tag uint8, ev Events) { seen <- ev | Events(tag)<<16 })) {
 			t.Error("the registration is not known")
 		}
 	})
 	unix.Shutdown(b, unix.SHUT_WR)
-	if ev := wait(t, seen); ev != Readable|Writable|PeerDone|5<<16 {
-		t.Fatalf("events %x", ev)
-	}
+	must.Equalf(t, wait(t, seen), Readable|Writable|PeerDone|5<<16, "events")
 	on(t, l, func() {
 		l.Remove(reg)
 		l.Remove(reg)

@@ -3,6 +3,8 @@ package poll
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 type nobody struct{ id int }
@@ -50,9 +52,7 @@ func TestSlotsAgainstModel(t *testing.T) {
 			if s != nil && (s.handler != e.handler || s.fd != e.fd || s.tag != e.tag) {
 				t.Fatalf("%+v: %+v, want %+v", r, s, e)
 			}
-			if table.used != live {
-				t.Fatalf("used %d, want %d", table.used, live)
-			}
+			must.Equalf(t, table.used, live, "used")
 		}
 		if len(table.list) > 41 {
 			t.Fatalf("%d slots for 40 descriptors", len(table.list))

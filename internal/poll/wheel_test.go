@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // alarm is a timer that records when it fired.
@@ -105,15 +107,11 @@ func checkWheel(t *testing.T, w *wheel, alarms []alarm, model map[int]int64) {
 			held++
 		}
 	}
-	if held != len(model) {
-		t.Fatalf("%d timers in the wheel, %d in the model", held, len(model))
-	}
+	must.Equalf(t, held, len(model), "timers in the wheel, %d in the model", len(model))
 	var dues []int64
 	for i := range alarms {
 		due, ok := model[i]
-		if ok != alarms[i].Scheduled() {
-			t.Fatalf("timer %d: scheduled %v, in the model %v", i, alarms[i].Scheduled(), ok)
-		}
+		must.Equalf(t, ok, alarms[i].Scheduled(), "timer %d: scheduled %v, in the model", i, alarms[i].Scheduled())
 		if ok {
 			dues = append(dues, due)
 		}

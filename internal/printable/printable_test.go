@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -40,9 +41,7 @@ func TestName(t *testing.T) {
 			t.Errorf("%q: %q, want %q", c[0], got, c[1])
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { _, _ = Text("default/web"), Name("default/web") }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Equalf(t, testing.AllocsPerRun(100, func() { _, _ = Text("default/web"), Name("default/web") }), 0, "allocations")
 }
 
 // FuzzAll wants every form to print, and JSON to mean the same as before.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -29,9 +30,7 @@ func TestCompileClients(t *testing.T) {
 		program, err := CompileClients(c.at, c.allowed)
 		must.OK(t, err)
 		for _, port := range []uint16{1, 3868} {
-			if got := run(t, program, packet{netip.MustParseAddr(c.from), netip.AddrPortFrom(c.at, port)}); got != c.want {
-				t.Errorf("%s among %v: %t, want %t", c.from, c.allowed, got, c.want)
-			}
+			check.Equalf(t, run(t, program, packet{netip.MustParseAddr(c.from), netip.AddrPortFrom(c.at, port)}), c.want, "%s among %v", c.from, c.allowed)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -71,9 +72,7 @@ func TestKernelAgreesWithTheModel(t *testing.T) {
 				}
 			}
 			// The same program once more, in its own place: there is room for both.
-			if e := sys.AttachFilter(fd, slices.Clone(program)); e != 0 {
-				t.Errorf("replace: %v", e)
-			}
+			check.Equalf(t, sys.AttachFilter(fd, slices.Clone(program)), 0, "replace")
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -204,9 +205,7 @@ func TestInherited(t *testing.T) {
 			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4},
 			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 91000},
 		} {
-			if got := option(t, fd, o.level, o.name); got != o.want {
-				t.Errorf("option %d/%d is %d, want %d", o.level, o.name, got, o.want)
-			}
+			check.Equalf(t, option(t, fd, o.level, o.name), o.want, "option %d/%d", o.level, o.name)
 		}
 		if flags, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); flags&unix.O_NONBLOCK == 0 {
 			t.Error("it blocks")

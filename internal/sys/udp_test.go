@@ -81,9 +81,7 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 					}
 				}
 				for _, d := range dst {
-					if d != addr {
-						t.Errorf("destination %v, want %v", d, addr)
-					}
+					check.Equalf(t, d, addr, "destination")
 				}
 				check.Equalf(t, segments[0] != 0, coalesce, "segments %v", segments)
 			})

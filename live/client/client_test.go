@@ -10,15 +10,14 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // serve answers at a socket until the test ends.
 func serve(t *testing.T, path string, h http.HandlerFunc) {
 	t.Helper()
 	s, err := socket.Listen(path, h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	ctx, stop := context.WithCancel(context.Background())
 	go func() { defer close(done); _ = s.Serve(ctx) }()

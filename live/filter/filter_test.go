@@ -326,9 +326,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := Parse(parsed.String())
-		if err != nil {
-			t.Fatalf("%q: parsed, but not %q: %v", text, parsed, err)
-		}
+		must.OKf(t, err, "%q: parsed, but not %q", text, parsed)
 		must.Equalf(t, parsed.Match(r), again.Match(r), "%q and %q differ", text, again)
 	})
 }

@@ -107,9 +107,7 @@ func TestClose(t *testing.T) {
 	check.Equal(t, closed, api.Closed{Matched: 2, Ended: 2})
 	s.on(func() {
 		for i, want := range []conntrack.End{conntrack.Admin, conntrack.Admin, conntrack.EndNone} {
-			if all[i].End != want {
-				t.Errorf("connection %d ended with %s, want %s", i, all[i].End, want)
-			}
+			check.Equalf(t, all[i].End, want, "connection %d ended with", i)
 		}
 	})
 	if !strings.Contains(s.log.String(), `"filter":"client=10.0.0.1 service=shop/web","ended":2`) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -33,9 +34,7 @@ func TestDataOfNoConnection(t *testing.T) {
 				{"10.96.0.99:80", steering.Silence},
 				{"10.1.0.1:80", "reset"}, // the server
 			} {
-				if got := sendData(t, lab.Client, netip.MustParseAddrPort(c.to), patienceFor(c.want)); got != c.want {
-					t.Errorf("%d foreign addresses: to %s: %s, want %s", p.NonLocal.Len(), c.to, got, c.want)
-				}
+				check.Equalf(t, sendData(t, lab.Client, netip.MustParseAddrPort(c.to), patienceFor(c.want)), c.want, "%d foreign addresses: to %s", p.NonLocal.Len(), c.to)
 			}
 		}
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -51,9 +52,7 @@ func TestEditsLeadFromPlanToPlan(t *testing.T) {
 		for _, n := range count {
 			sum += n
 		}
-		if sum != len(have) {
-			t.Fatalf("plan %d: %d elements are counted, there are %d", i, sum, len(have))
-		}
+		must.Equalf(t, sum, len(have), "plan %d: elements are counted, there are %d", i, len(have))
 		from = to
 	}
 }
@@ -158,9 +157,7 @@ func TestChangeIsOneCall(t *testing.T) {
 			if got := strings.Count(string(text), "\n"); got != c.calls {
 				t.Errorf("step %d: %d calls, want %d:\n%s", i, got, c.calls, text)
 			}
-			if got := steering.Reach(t, lab.Client, web, c.want); got != c.want {
-				t.Errorf("step %d: got %q, want %q", i, got, c.want)
-			}
+			check.Equalf(t, steering.Reach(t, lab.Client, web, c.want), c.want, "step %d", i)
 		}
 		*r.tools = was
 		if repaired, err := r.Verify(); repaired || err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -43,9 +44,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		r := newOne(t, lab.Node, opts)
 		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1],
 			Untracked: true, Mark: route.DefaultSocketMark, Tracking: r.answers.Tracking}
-		if replies := r.Traits().Replies; replies != want {
-			t.Errorf("traits say %+v, want %+v", replies, want)
-		}
+		check.Equalf(t, r.Traits().Replies, want, "traits say")
 		apply(t, r, steering.Plan())
 		trackConnections(t, lab.Node, opts)
 		for _, pair := range []struct{ client, endpoint netip.Addr }{
@@ -60,9 +59,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				t.Errorf("tcp as %s: got %q, %v", as, name, err)
 			}
 			peers := echo.Peers()
-			if got := peers[len(peers)-1]; got != as {
-				t.Errorf("the endpoint saw %s, want %s", got, as)
-			}
+			check.Equalf(t, peers[len(peers)-1], as, "the endpoint saw")
 			askUDP(t, lab.Node, as, to)
 			if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
 				t.Errorf("tracked: %q", list)

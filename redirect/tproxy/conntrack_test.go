@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -79,9 +80,7 @@ func TestFullConntrackTable(t *testing.T) {
 		_ = c.Close()
 		u, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 10002), netip.AddrPortFrom(ip[1], 53).String())
 		must.OK(t, err)
-		if got := exchangeUDP(u); got != "an answer" {
-			t.Errorf("UDP as %s: %s", ip[0], got)
-		}
+		check.Equalf(t, exchangeUDP(u), "an answer", "UDP as %s", ip[0])
 		_ = u.Close()
 	}
 	if c, err := lab.Client.Dialer(&net.Dialer{Timeout: 5 * silence}, "tcp", "10.2.1.2:8080"); err == nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -26,9 +27,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 		now, err := r.filter.reader.contents(r.filter.table.Name)
 		must.OK(t, err)
 		output := slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainOutput })
-		if output != wantOutput {
-			t.Errorf("%s: a hook for what the node sends: %v, want %v", what, output, wantOutput)
-		}
+		check.Equalf(t, output, wantOutput, "%s: a hook for what the node sends", what)
 		if short := now.rules < len(makeRules(1, numbers{lookup: true})); short != wantShort {
 			t.Errorf("%s: %d rules", what, now.rules)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -280,9 +281,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		}
 	}
 	for a, n := range answers {
-		if a.got != f.Says(web) {
-			t.Errorf("from %s: %d times %q", a.from, n, a.got)
-		}
+		check.Equalf(t, a.got, f.Says(web), "from %s: %d times", a.from, n)
 	}
 	t.Logf("%v", answers)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -103,9 +104,7 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 		w := open(t, lab) // one change may be told in two parts: the next step's Watcher knows of none
 		must.OKf(t, c.do(), "%s", c.name)
 		must.OKf(t, conn.Flush(), "%s", c.name)
-		if got := told(w, map[bool]time.Duration{false: quiet, true: patience}[c.tell]); got != c.tell {
-			t.Errorf("%s: told %v, want %v", c.name, got, c.tell)
-		}
+		check.Equalf(t, told(w, map[bool]time.Duration{false: quiet, true: patience}[c.tell]), c.tell, "%s: told", c.name)
 		w.Close()
 	}
 }

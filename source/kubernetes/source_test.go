@@ -214,9 +214,7 @@ func TestSelectors(t *testing.T) {
 			"nodes":          {"fieldSelector", "metadata.name=a"},
 		} {
 			for _, q := range api.queries(resource) {
-				if got := query(t, q, want[0]); got != want[1] {
-					t.Errorf("%s: %s is %q, want %q", resource, want[0], got, want[1])
-				}
+				check.Equalf(t, query(t, q, want[0]), want[1], "%s: %s", resource, want[0])
 			}
 		}
 		if q := api.queries("services")[0]; query(t, q, "fieldSelector") != "spec.clusterIP!=None" {
@@ -248,9 +246,7 @@ func TestNothingBeforeBothAreKnown(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("services are not listed")
 	}
-	if n := f.given(); n != 0 {
-		t.Fatalf("%d changes were given on", n)
-	}
+	must.Equalf(t, f.given(), 0, "changes were given on")
 	api.setForbidden("endpointslices", false)
 	f.expect("default/web=10.1.0.1:8080")
 	wait.True(t, "connected", func() bool { return f.source.Stats().Connected })

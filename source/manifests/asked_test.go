@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 var devRanges = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
@@ -160,9 +161,7 @@ func TestAllocation(t *testing.T) {
 			t.Errorf("%s: after the change %t", want, slices.Contains(after, want))
 		}
 	}
-	if n := len(c.addresses.taken); n != 2*299 {
-		t.Errorf("%d addresses are taken", n)
-	}
+	check.Equalf(t, len(c.addresses.taken), 2*299, "addresses are taken")
 }
 
 // TestAllocationAvoidsOthers fills a small range: with an address of a manifest, with those

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestSlicesThatBelongNowhere: a slice whose Service, or whose port of that name, does
@@ -69,9 +71,7 @@ func TestSlicesThatBelongNowhere(t *testing.T) {
 	}
 	remove(t, filepath.Join(dir, "d.yaml"))
 	b.logs("c.yaml:6: EndpointSlice default/c-1: the Service default/cart does not exist")
-	if got := b.w.Where("Service default/web") + " " + b.w.Where("EndpointSlice default/a-2") + b.w.Where("Service default/none-such"); got != "a.yaml:1 a.yaml:18" {
-		t.Errorf("Where: %q", got)
-	}
+	check.Equalf(t, b.w.Where("Service default/web")+" "+b.w.Where("EndpointSlice default/a-2")+b.w.Where("Service default/none-such"), "a.yaml:1 a.yaml:18", "Where")
 }
 
 // TestAnnotationsThatAreNotKnown are errors that name what is meant.

@@ -13,6 +13,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestOnlyRegularFilesOfRealFileSystemsAreRead has symlinks to what blocks its
@@ -196,9 +198,7 @@ func TestManyFiles(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for i := range n {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(svc(fmt.Sprintf("s%d", i), fmt.Sprintf("10.%d.%d.%d", 100+i/62500, i/250%250, i%250+1))), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(svc(fmt.Sprintf("s%d", i), fmt.Sprintf("10.%d.%d.%d", 100+i/62500, i/250%250, i%250+1))), 0o644))
 	}
 	services := 0
 	news := make(chan service.Change, 1)
@@ -217,9 +217,7 @@ func TestManyFiles(t *testing.T) {
 	}
 	begin := time.Now()
 	services += len(next().Services)
-	if services != n {
-		t.Errorf("%d services of %d files", services, n)
-	}
+	check.Equalf(t, services, n, "services of %d files", n)
 	t.Logf("%d files read in %v", n, time.Since(begin))
 	begin = time.Now()
 	replace(t, filepath.Join(dir, "7.yaml"), svc("s7", "10.200.0.1"))

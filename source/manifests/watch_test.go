@@ -24,9 +24,7 @@ import (
 func TestFirstChangeOfEmptyDirectory(t *testing.T) {
 	b := start(t, t.TempDir())
 	b.has()
-	if n := b.changeCount(); n != 1 {
-		t.Errorf("%d changes", n)
-	}
+	check.Equalf(t, b.changeCount(), 1, "changes")
 }
 
 func TestRunNeedsTheDirectory(t *testing.T) {
@@ -359,9 +357,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 	b.logs("pipe.yaml: is a FIFO: only regular files are read")
 	b.logs("sub/up: is a symlink to a directory that it is in itself")
 	b.logs("large.yaml: has 5242985 bytes, more than the 4194304 that --max-manifest-size allows")
-	if n := b.count("good.yaml"); n != 0 {
-		t.Errorf("%d lines about what is good", n)
-	}
+	check.Equalf(t, b.count("good.yaml"), 0, "lines about what is good")
 
 	remove(t, filepath.Join(dir, "was-good.yaml"))
 	symlink(t, "was-good.yaml", filepath.Join(dir, "tmp"))

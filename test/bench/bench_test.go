@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/peer"
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
 	"github.com/sluice-proxy/sluice/test/bench/report"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestFlags(t *testing.T) {
@@ -140,9 +141,7 @@ func TestTurns(t *testing.T) {
 				got += "."
 			}
 		}
-		if got != c.want {
-			t.Errorf("%d of %d rounds: %s, want %s", c.times, c.rounds, got, c.want)
-		}
+		check.Equalf(t, got, c.want, "%d of %d rounds", c.times, c.rounds)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
 	"github.com/sluice-proxy/sluice/test/bench/report"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -18,9 +19,7 @@ import (
 func TestHostCPU(t *testing.T) {
 	busy := exec.Command("sh", "-c", "while :; do :; done")
 	busy.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := busy.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, busy.Start())
 	defer func() {
 		_ = busy.Process.Kill()
 		_ = busy.Wait()

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -139,9 +140,7 @@ func TestPromise7_AffinityMoves(t *testing.T) {
 		// In another order: each would get another endpoint.
 		for i := range clients {
 			c := &clients[len(clients)-1-i]
-			if said := ask(c); said != c.endpoint {
-				t.Errorf("%s, %s: %s answers, before %s", c.host.Name(), c.network, said, c.endpoint)
-			}
+			check.Equalf(t, ask(c), c.endpoint, "%s, %s: the endpoint", c.host.Name(), c.network)
 		}
 		next.stop()
 	})

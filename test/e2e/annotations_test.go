@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -74,9 +75,7 @@ func playAnnotations(t *testing.T, path string) {
 		ask(name)
 	}
 	for range 6 {
-		if server := ask("near"); server != "b1:8080" {
-			t.Errorf("%s serves, which is not in this node's zone", server)
-		}
+		check.Equalf(t, ask("near"), "b1:8080", "the endpoint for the client near")
 	}
 	ask("hole")
 	ask("hole") // in turn, one of them tries the black hole first
@@ -136,9 +135,7 @@ func playAnnotations(t *testing.T, path string) {
 			want = "relay"
 		}
 		for _, r := range records {
-			if r.Path != want {
-				t.Errorf("%s: the path of a connection is %s, want %s", service, r.Path, want)
-			}
+			check.Equalf(t, r.Path, want, "%s: the path of a connection", service)
 		}
 	}
 	p.stop()

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -102,9 +103,7 @@ func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
 		}
 		p.stop()
 		records := p.records()
-		if len(records) != sessions {
-			t.Errorf("%d records of %d sessions", len(records), sessions)
-		}
+		check.Equalf(t, len(records), sessions, "records of %d sessions", sessions)
 		index(t, records)
 	})
 }

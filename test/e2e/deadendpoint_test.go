@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -126,9 +127,7 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			p.stop()
 
 			records := p.records()
-			if len(records) != connections {
-				t.Errorf("%d records of %d connections", len(records), connections)
-			}
+			check.Equalf(t, len(records), connections, "records of %d connections", connections)
 			var undelayed, retried, attempts []time.Duration
 			byClient := index(t, records)
 			for _, v := range visits {

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -83,9 +84,7 @@ func TestLimitsAreExactOnBothPaths(t *testing.T) {
 					all, over = limit+2*beyond, 2*beyond-freed
 					here = all
 				}
-				if got := len(records); got != all {
-					t.Errorf("%d records of %d connections", got, all)
-				}
+				check.Equalf(t, len(records), all, "records of %d connections", all)
 				if got := count(records, func(r record) bool { return c.end != "" && r.End == c.end }); got != over {
 					t.Errorf("%d records end with %s, want %d", got, c.end, over)
 				}

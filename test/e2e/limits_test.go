@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -343,9 +344,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 		}
 		blamed++
 		for _, a := range r.Failed {
-			if a.Error != "no_resources" {
-				t.Errorf("%s: %s was blamed: %s", r.Client, a.Endpoint, a.Error)
-			}
+			check.Equalf(t, a.Error, "no_resources", "%s: %s is blamed for", r.Client, a.Endpoint)
 		}
 	}
 	if blamed != failed || failed > waiting/2 {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,9 +26,7 @@ func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
 			if err == nil {
 				err = h.Netlink().LinkSetMTU(l, 1280)
 			}
-			if err != nil {
-				t.Fatalf("%s, interface %s: %v", h.Name(), link, err)
-			}
+			must.OKf(t, err, "%s, interface %s", h.Name(), link)
 		}
 		p := w.proxy(t, m)
 		p.start(decisionFlags()...)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -37,9 +38,7 @@ func TestOtherPortsOfNonLocalAddressesAreLeftAlone(t *testing.T) {
 					t.Errorf("%s to the Service at %s: %s", c.name, a, got)
 				}
 				w.wantWorld(t, c, netip.AddrPortFrom(a.Addr(), 2222))
-				if got := c.dial(netip.AddrPortFrom(a.Addr(), 3333), w.nodeAddrs, startTimeout); got != "refused" {
-					t.Errorf("%s to a port of %s without a listener: %s", c.name, a.Addr(), got)
-				}
+				check.Equalf(t, c.dial(netip.AddrPortFrom(a.Addr(), 3333), w.nodeAddrs, startTimeout), "refused", "%s to a port of %s without a listener", c.name, a.Addr())
 				if _, got := c.visit("udp", a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, fmt.Sprintf("world:%d ", o.port)) {
 					t.Errorf("%s by UDP to the Service's TCP port at %s: %s", c.name, a, got)
 				}
@@ -72,7 +71,5 @@ func (w *world) wantWorld(t *testing.T, c client, a netip.AddrPort) {
 	if c.name == "node" {
 		want = fmt.Sprintf("world:%d node", a.Port())
 	}
-	if got := c.dial(a, w.nodeAddrs, startTimeout); got != want {
-		t.Errorf("%s to %s: %s, want %s", c.name, a, got, want)
-	}
+	check.Equalf(t, c.dial(a, w.nodeAddrs, startTimeout), want, "%s to %s", c.name, a)
 }

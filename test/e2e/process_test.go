@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -117,9 +118,7 @@ func TestRecordNamesTheNodeAsClient(t *testing.T) {
 			if a := r.Client.Addr(); a == lab.Client.IPv4 || a == lab.Client.IPv6 {
 				want = ""
 			}
-			if r.ClientNode != want {
-				t.Errorf("client %s: client_node is %q, want %q", r.Client, r.ClientNode, want)
-			}
+			check.Equalf(t, r.ClientNode, want, "client %s: client_node", r.Client)
 		}
 	})
 }

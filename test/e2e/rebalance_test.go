@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -163,9 +164,7 @@ func TestRebalance(t *testing.T) {
 		idle.stop()
 		rebalanced := 0
 		for _, r := range p.awaitRecords(clients + closed + cap(busy)) {
-			if r.Path != "relay" {
-				t.Errorf("%s has the data path %s", r.Client, r.Path)
-			}
+			check.Equalf(t, r.Path, "relay", "%s has the data path", r.Client)
 			if r.End == "rebalanced" {
 				rebalanced++
 			}

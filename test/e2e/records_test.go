@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -59,9 +60,7 @@ func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool)
 	if blackHole {
 		want = "timeout"
 	}
-	if r.Attempts != len(r.Failed)+1 {
-		t.Errorf("%s: %d attempts, %d of them failed", r.Client, r.Attempts, len(r.Failed))
-	}
+	check.Equalf(t, r.Attempts, len(r.Failed)+1, "%s: attempts, %d of them failed", r.Client, len(r.Failed))
 	for _, a := range r.Failed {
 		at := a.Endpoint.Addr()
 		if a.Error != want || (at != dead.IPv4 && at != dead.IPv6) {
@@ -182,9 +181,7 @@ func TestRecordJoinsTheEndpointsLog(t *testing.T) {
 					}
 					delete(seen, talk{r.Client, r.VIP})
 				}
-				if len(seen) != 0 {
-					t.Errorf("%d without a record", len(seen))
-				}
+				check.Equalf(t, len(seen), 0, "connections without a record")
 			})
 		}
 	})

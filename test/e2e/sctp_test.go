@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
 )
@@ -51,9 +52,7 @@ func TestSCTPWithoutAKernelThatHasIt(t *testing.T) {
 	} {
 		for range 3 {
 			a, err := usrsctp.Call{To: netip.AddrPortFrom(c.vip, 3868), Messages: 5, Size: 3000}.Do(t, lab.Client)
-			if err != nil {
-				t.Fatalf("to %s: %v", c.vip, err)
-			}
+			must.OKf(t, err, "to %s", c.vip)
 			if a.Server != "b1" || a.Client.Addr() != c.client {
 				t.Errorf("to %s: %+v", c.vip, a)
 			}

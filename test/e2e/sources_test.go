@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -149,9 +150,7 @@ func (w *world) sight(t *testing.T, m mode) {
 	if w.network == "udp" {
 		expected = len(seen) // a client that gets the same port again soon is in the same session (A8.9)
 	}
-	if compared != expected {
-		t.Errorf("%d records of %d connections", compared, expected)
-	}
+	check.Equalf(t, compared, expected, "records of %d connections", expected)
 }
 
 // goPast connects clients to the endpoints themselves, on the Services' ports and

@@ -312,9 +312,7 @@ func TestTakeOverGivenUp(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatalf("%d steps: %v", n, err)
-		}
+		must.OKf(t, err, "%d steps", n)
 	}
 	w.again.Store(false)
 	w.progress(t)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -79,9 +80,7 @@ func TestTakeOverPausesConnections(t *testing.T) {
 			t.Fatalf("the process before says that it has given %q, want %d connections", said, connections)
 		}
 		took, err := time.ParseDuration(said[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Logf("%d connections in %v (goal: 9000 in 0.5s), %.0f in a second; pause: p50 %s (goal: 5ms), p99 %s (goal: 50ms)",
 			connections, took, float64(connections)/took.Seconds(), said[3], said[4])
 	}

@@ -47,9 +47,7 @@ func playReplyPorts(t *testing.T, m mode) {
 				must.OK(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				said, err := bufio.NewReader(c).ReadString('\n')
-				if err != nil {
-					t.Fatalf("from %s: %v", c.LocalAddr(), err)
-				}
+				must.OKf(t, err, "from %s", c.LocalAddr())
 				_, sees, _ := strings.Cut(strings.TrimSpace(said), " ")
 				if a, err := netip.ParseAddrPort(sees); err != nil || a.Addr() != from || a.Port() < 61000 || a.Port() > 61031 {
 					t.Errorf("the endpoint sees %q, want %s with a reply port", said, from)

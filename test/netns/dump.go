@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/mdlayher/netlink"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // Dump returns everything in the namespace that steering may change, as the kernel
@@ -23,9 +25,7 @@ import (
 func (n *Namespace) Dump(t testing.TB) string {
 	t.Helper()
 	var b strings.Builder
-	if err := n.dump(&b); err != nil {
-		t.Fatalf("dump of %s: %v", n.name, err)
-	}
+	must.OKf(t, n.dump(&b), "dump of %s", n.name)
 	return b.String()
 }
 

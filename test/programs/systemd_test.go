@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -236,9 +237,7 @@ func TestUnitTakesOver(t *testing.T) {
 			if out, err := s.systemctl("reload", "sluice"); err == nil {
 				t.Errorf("a reload with a wrong flag succeeds: %s", out)
 			}
-			if now := s.show("MainPID"); now != main {
-				t.Errorf("the main process is %s, want %s", now, main)
-			}
+			check.Equalf(t, s.show("MainPID"), main, "the main process")
 			clients.served(t, 10)
 			exchange(t, open)
 			if n := s.show("NRestarts"); n != "0" {

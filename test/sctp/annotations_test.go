@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -27,9 +28,7 @@ func TestProxyKeepsAnnotations(t *testing.T) {
 			t.Cleanup(a.abort)
 			err = a.send(note{text: []byte(text)})
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", s.name, err)
-		}
+		must.OKf(t, err, "%s", s.name)
 		return a
 	}
 	answered := func(a *peer, text string) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -77,9 +78,7 @@ func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) s
 // Expect fails the test if Reach is not as expected. when is what has been done.
 func Expect(t testing.TB, from *netns.Host, d service.Destination, want string, when ...string) {
 	t.Helper()
-	if got := Reach(t, from, d, want); got != want {
-		t.Errorf("%s: from %s to %s: got %q, want %q", when, from.Name(), d, got, want)
-	}
+	check.Equalf(t, Reach(t, from, d, want), want, "%s: from %s to %s", when, from.Name(), d)
 }
 
 func describe(err error) string {
@@ -103,9 +102,7 @@ type Held struct {
 func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
 	t.Helper()
 	c, err := from.Dial("tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
-	if err != nil {
-		t.Fatalf("from %s: %v", from.Name(), err)
-	}
+	must.OKf(t, err, "from %s", from.Name())
 	return Keep(t, c, from.Name(), d)
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -74,18 +75,14 @@ func startDemo(t *testing.T) *demo {
 	}
 	// A directory of its own also gives this demo a name of its own.
 	tmp, err := os.MkdirTemp("", "swt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
 	d := &demo{program: program(t), env: append(os.Environ(), "TMPDIR="+tmp)}
 	out := &said{}
 	cmd := exec.Command(d.program, "demo", "--web=127.0.0.1:0")
 	cmd.Env, cmd.Stdout, cmd.Stderr = d.env, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	t.Cleanup(func() {
@@ -143,22 +140,14 @@ type held struct {
 func (d *demo) hold(t *testing.T, to string) *held {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cmd := exec.Command(d.program, "demo", "--exec", self)
 	cmd.Env = append(d.env, holdFor+"="+to)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	h := &held{end: sync.OnceFunc(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -181,7 +170,5 @@ func (d *demo) put(t *testing.T, name, text string) {
 	if err == nil {
 		err = os.Rename(draft, filepath.Join(d.manifests, name))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // manyNamespaces and manyServices are what manyManifest has: Services alone in their
@@ -86,9 +88,7 @@ func manyShown(t *testing.T, d *demo, b *browser) {
 	b.await("all are back", node("shop"))
 	b.run(chromedp.Evaluate(`document.querySelector(".node.namespaces").click()`, nil))
 	b.await("the table has the others", `document.querySelector("[aria-current]").textContent === "Services" && document.querySelectorAll("main tbody tr").length > 10`)
-	if err := os.Remove(filepath.Join(d.manifests, "many.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filepath.Join(d.manifests, "many.yaml")))
 	b.visit("#/map")
 	b.await("the demo's Services are alone again", `document.querySelectorAll(".node.service").length === 4`)
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -166,9 +168,7 @@ func addressed(t *testing.T, _ *demo, b *browser) {
 	b.await("3 is the endpoints", `document.querySelector("[aria-current]").textContent === "Endpoints"`)
 	await := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 	b.run(chromedp.Evaluate(`fetch("/v1/connections?limit=0&filter=attempts%3E1").then((r) => r.text())`, nil, await))
-	if got := eval[string](b, `document.querySelector("[aria-current]").textContent + document.getElementById("filter-input").value`); got != "Endpoints" {
-		t.Errorf("the page shows %s", got)
-	}
+	check.Equalf(t, eval[string](b, `document.querySelector("[aria-current]").textContent + document.getElementById("filter-input").value`), "Endpoints", "the page shows")
 }
 
 // The story of a connection that met the dead pod names it.
@@ -532,9 +532,7 @@ func policy(t *testing.T, _ *demo, b *browser) {
 		try { a.innerHTML = "<img src=x onerror='window.hostile=9'>"; } catch (e) { said = e.name; }
 		return said + ("hostile" in window);
 	})()`)
-	if got != "TypeErrorfalse" {
-		t.Errorf("markup and inline scripts: %s", got)
-	}
+	check.Equalf(t, got, "TypeErrorfalse", "markup and inline scripts")
 	// The browser tells of refusals when it has time, and all of them belong here.
 	b.await("the policy has refused three things", `window.refused === 3`)
 	b.await("nothing runs", `!("hostile" in window)`)
@@ -549,14 +547,10 @@ func policy(t *testing.T, _ *demo, b *browser) {
 // headers shows that the demo's page has the same guard as all.
 func headers(t *testing.T, d *demo, _ *browser) {
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.Host = "attacker.example"
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusMisdirectedRequest {
 		t.Errorf("by another name: %s", resp.Status)

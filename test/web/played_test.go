@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/web"
 )
 
@@ -33,9 +34,7 @@ func newPlayed(t *testing.T, p *played) *played {
 	t.Helper()
 	p.play = make(chan struct{})
 	h, err := web.New(web.Options{API: http.HandlerFunc(p.answer)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
 	t.Cleanup(s.CloseClientConnections)

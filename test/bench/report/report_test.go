@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -40,9 +41,7 @@ func TestNumber(t *testing.T) {
 		{0, "0"}, {2, "2"}, {0.1234, "0.123"}, {1.234, "1.23"}, {45.678, "45.7"},
 		{999.6, "1,000"}, {1234567, "1,234,567"}, {-1234, "-1,234"}, {100.4, "100"}, {math.NaN(), "–"},
 	} {
-		if got := Number(c.v); got != c.want {
-			t.Errorf("Number(%v) = %q, want %q", c.v, got, c.want)
-		}
+		check.Equalf(t, Number(c.v), c.want, "Number(%v)", c.v)
 	}
 }
 
@@ -121,9 +120,7 @@ func TestVerdicts(t *testing.T) {
 		{false, Spread{1.2, 1.1, 1.3}, Missed},
 	} {
 		g := Goal{AtLeast: c.atLeast, Bound: 1}
-		if got := g.verdict(c.found); got != c.want {
-			t.Errorf("%s, found %v: %s, want %s", g.Wanted(), c.found, got, c.want)
-		}
+		check.Equalf(t, g.verdict(c.found), c.want, "%s, found %v", g.Wanted(), c.found)
 	}
 }
 
@@ -140,9 +137,7 @@ func TestNames(t *testing.T) {
 		{"rr64.p99", "request-response, 1 client, p50", "request-response, 64 clients, p99 [us]"},
 		{"idle.fds", "memory for each idle connection", "… descriptors"},
 	} {
-		if got := byID[c.id].name(c.below); got != c.want {
-			t.Errorf("%s below %q: %q, want %q", c.id, c.below, got, c.want)
-		}
+		check.Equalf(t, byID[c.id].name(c.below), c.want, "%s below %q", c.id, c.below)
 	}
 }
 
@@ -413,7 +408,5 @@ func TestShortfalls(t *testing.T) {
 	}
 	d.Samples = nil
 	d.Add(0, "sluice", "idle.fds", 2)
-	if got := d.Shortfalls(); got != "All 1 goals are met.\n" {
-		t.Errorf("with one goal, which is met: %q", got)
-	}
+	check.Equalf(t, d.Shortfalls(), "All 1 goals are met.\n", "with one goal, which is met")
 }

@@ -14,6 +14,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -45,9 +46,7 @@ func TestAddresses(t *testing.T) {
 				add(c.rolled(i, 0).Endpoints[0].Addresses[0])
 			}
 		}
-		if total != c.endpoints() {
-			t.Errorf("%v: %d endpoints, %d said", size, total, c.endpoints())
-		}
+		check.Equalf(t, total, c.endpoints(), "%v: endpoints", size)
 	}
 }
 
@@ -128,9 +127,7 @@ func TestGoals(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(Table(exampleResults())), "\n")
-	if len(lines) != 6 {
-		t.Fatalf("%d lines", len(lines))
-	}
+	must.Equalf(t, len(lines), 6, "lines")
 	for _, line := range lines {
 		if strings.Count(line, "|") != strings.Count(lines[0], "|") {
 			t.Errorf("a row with other columns: %s", line)

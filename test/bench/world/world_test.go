@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -130,9 +131,7 @@ func TestTPROXY(t *testing.T) {
 				return err
 			})
 			want := netip.AddrPortFrom(w.VIP, testPort).String()
-			if got := ask(w, w.VIP, patience); got != want {
-				t.Errorf("the listener saw %q, want %q", got, want)
-			}
+			check.Equalf(t, ask(w, w.VIP, patience), want, "the listener saw")
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/proxy"
 )
@@ -88,9 +89,7 @@ func TestServes(t *testing.T) {
 		{c.Outside, "tcp 10.96.0.11:80", "refused"},
 		{c.Pods[0], "tcp 10.244.2.2:8080", "10.244.1.2"}, // without the proxy
 	} {
-		if got := ask(q.from, q.to); got != q.want {
-			t.Errorf("from %s to %s: the endpoint saw %q, want %q", q.from.Name(), q.to, got, q.want)
-		}
+		check.Equalf(t, ask(q.from, q.to), q.want, "from %s to %s: the endpoint saw", q.from.Name(), q.to)
 	}
 	p.Stop()
 	if after := c.Node.Dump(t); after != before {

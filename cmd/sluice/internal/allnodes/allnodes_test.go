@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -214,9 +215,7 @@ func TestOneNode(t *testing.T) {
 	}
 	<-f.proxies[1].asked
 	f.get(api.PathExplain+"?proxy_node=b&from=10.0.0.1", nil)
-	if got := <-f.proxies[1].asked; got != api.PathExplain+"?from=10.0.0.1" {
-		t.Errorf("the node was asked %s", got)
-	}
+	check.Equalf(t, <-f.proxies[1].asked, api.PathExplain+"?from=10.0.0.1", "the node was asked")
 	for node, why := range map[string]string{"gone": "EOF", "nix": "there is no such node"} {
 		if text, code := f.get(api.PathExplain+"?"+url.Values{Param: {node}}.Encode(), nil); code != http.StatusBadGateway || !strings.Contains(text, node+" does not answer: "+why) {
 			t.Errorf("%d, %s", code, text)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -103,9 +104,7 @@ func TestFlowsTakeWhatLivedThen(t *testing.T) {
 		{back, 12, true}, {back, 17, false}, {tried, 11, true}, {tried, 8, false},
 		{legOf(tcp, l.a, back.b), 12, false},
 	} {
-		if got := f.take(o.leg, at(o.at)); got != o.want {
-			t.Errorf("%v after %v s: %t", o.leg, o.at, got)
-		}
+		check.Equalf(t, f.take(o.leg, at(o.at)), o.want, "%v after %v s", o.leg, o.at)
 	}
 	if n, _ := f.Count(); n != 1 {
 		t.Errorf("%d connections", n)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -27,9 +28,7 @@ func TestFilesOfClusters(t *testing.T) {
 		if len(f.Warnings) > 0 {
 			t.Errorf("%s: warnings %q", test.file, f.Warnings)
 		}
-		if got := strings.Join(f.Ignored(), " "); got != test.ignored {
-			t.Errorf("%s: ignored %q, want %q", test.file, got, test.ignored)
-		}
+		check.Equalf(t, strings.Join(f.Ignored(), " "), test.ignored, "%s: ignored", test.file)
 		c := f.Config
 		if c.HealthzBindAddress != "0.0.0.0:10256" || c.MetricsBindAddress != "127.0.0.1:10249" || c.ClusterCIDR != "10.244.0.0/16" ||
 			c.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || c.ClientConnection.QPS != 5 || *c.OOMScoreAdj != -999 {
