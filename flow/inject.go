@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -130,4 +131,20 @@ func (i *injector) putCopy(f *flow, ipv6 bool, data []byte) {
 	at := len(i.arena)
 	i.arena = append(i.arena, data...)
 	i.put(f, ipv6, i.arena[at:])
+}
+
+// collided gives the flow other ports if BPF found that another flow has its way back. It
+// reports whether to send the packet again.
+func (f *flow) collided() bool {
+	k := f.shared()
+	if f.seen()&bpf.KernelSeenCOLLIDED == 0 {
+		return false
+	}
+	atomic.AndUint32((*uint32)(&k.Seen), ^uint32(bpf.KernelSeenCOLLIDED))
+	f.movePorts()
+	if f.isUDP() {
+		f.clearWay(poll.Nanotime())
+	}
+	atomic.AddUint32(&k.Inject, 1) // BPF has counted the packet that it dropped
+	return true
 }

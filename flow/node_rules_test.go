@@ -52,7 +52,9 @@ func TestNodeClientsBesideAClustersRules(t *testing.T) {
 			if said := n.say(c); !strings.HasPrefix(said, "b1:8080 10.2.1.1:") {
 				t.Errorf("%s: %q", network, said)
 			}
-			_ = c.Close()
+			if network == "tcp" { // the kernel may give the next UDP client a closed one's port
+				_ = c.Close()
+			}
 		}
 	}
 	tracked, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)

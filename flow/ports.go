@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // portTries is how many ports a flow tries before it gives up, if other flows have their ways
@@ -66,4 +67,25 @@ func setHiding(k *bpf.Kernel, bit bpf.KernelHiding, to bool) {
 // reserved reports whether replies to a client's port would be steered to this node.
 func (p *ports) reserved(port uint16) bool {
 	return p.replies[1] != 0 && port >= p.replies[0] && port <= p.replies[1]
+}
+
+// nodePort returns the port by which an endpoint is asked first, instead of a hidden client or of one on the
+// node: hide in bpf/table.h.
+func (f *flow) nodePort() uint16 {
+	ports, own := &f.worker.ports, bpf.Wire(f.shared().MiddlePort)
+	if f.protocol != service.TCP || own < bpf.FirstPort || ports.keep.Has(own) {
+		return ports.next()
+	}
+	return own
+}
+
+// movePorts gives the flow another port between the hooks, or another one of the node.
+func (f *flow) movePorts() {
+	k := f.shared()
+	k.MiddlePort = bpf.Wire(f.worker.ports.next())
+	k.Options |= bpf.KernelOptionOPTION_MOVED
+	if k.Options&(bpf.KernelOptionOPTION_MASQUERADE|bpf.KernelOptionOPTION_NODE) != 0 {
+		k.NodePort = bpf.Wire(f.worker.ports.next())
+	}
+	f.noteSource()
 }

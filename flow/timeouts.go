@@ -12,13 +12,6 @@ import (
 const (
 	// confirmation is how long a client may take to complete the handshake.
 	confirmation = 10 * time.Second
-	// linger is how long the tuples of a reset connection stay: the receiver may not have believed
-	// the RST, so that the connection goes on.
-	linger = 2 * time.Second
-	// lingerDone is the same where both sides have acknowledged the other side's end. The last ACK
-	// may be lost behind this node: then the other side repeats its FIN, in Linux 0.2 seconds and
-	// a round trip later.
-	lingerDone = 300 * time.Millisecond
 	// settling is how long a connection keeps its record after the handshake: many end before.
 	settling = 100 * time.Millisecond
 	// clockTick is the most by which a recorded time may precede its packet.

@@ -9,7 +9,7 @@ import (
 
 const sctp = 132
 
-// Types of chunks. abort.go has the others.
+// Types of chunks. ../sctp.go has the others.
 const (
 	modelData             = 0
 	modelSack             = 3

@@ -39,7 +39,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-places-lost", what: "a forwarded connection that ends leaves its place to nobody",
-		file: "flow/flow.go", old: "f.givePlace()", new: "",
+		file: "flow/end.go", old: "f.givePlace()", new: "",
 		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
 	},
 	{
@@ -259,7 +259,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-asked-port-changed", what: "the process gives a client on the node another port than its own",
-		file: "flow/flow.go", old: "own < bpf.FirstPort || ", new: "own > 0 || own < bpf.FirstPort || ",
+		file: "flow/ports.go", old: "own < bpf.FirstPort || ", new: "own > 0 || own < bpf.FirstPort || ",
 		pkg: "flow", test: "TestNodeClientsAreTheTables",
 	},
 	{
@@ -385,7 +385,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-handshake-unended", what: "a client whose handshake an operator ends is not told",
-		file: "flow/flow.go", old: "	default:\n		f.refuse()", new: "	default:",
+		file: "flow/end.go", old: "	default:\n		f.refuse()", new: "	default:",
 		pkg: "flow", test: "TestOperatorEndsFlows",
 	},
 	{
@@ -445,7 +445,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-ports-run-out", what: "a UDP session whose ports are all taken loses its datagram",
-		file: "flow/flow.go", old: "f.clearWay(poll.Nanotime())", new: "_ = poll.Nanotime()",
+		file: "flow/inject.go", old: "f.clearWay(poll.Nanotime())", new: "_ = poll.Nanotime()",
 		pkg: "flow", test: "TestSessionsTakeThePortsOfQuietOnes",
 	},
 	{

@@ -5,6 +5,34 @@ import (
 	"hash/crc32"
 )
 
+// Types of SCTP chunks.
+const (
+	chunkInit    = 1
+	chunkInitAck = 2
+	chunkAbort   = 6
+)
+
+const (
+	sctpHeader  = 12
+	chunkHeader = 4
+	// initLength is the shortest SCTP packet with an INIT.
+	initLength = sctpHeader + 20
+)
+
+// initiateTag reads the initiate tag of a packet with an INIT or an INIT ACK.
+func initiateTag(packet []byte) (tag uint32, ok bool) {
+	if len(packet) < initLength || packet[sctpHeader] != chunkInit && packet[sctpHeader] != chunkInitAck {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(packet[sctpHeader+chunkHeader:]), true
+}
+
+// streamsOf returns the streams that a packet with an INIT asks for, each way.
+func streamsOf(packet []byte) (out, in uint16) {
+	b := packet[sctpHeader+chunkHeader+8:]
+	return binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
+}
+
 // castagnoli is the polynomial of SCTP's checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
