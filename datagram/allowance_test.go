@@ -108,10 +108,11 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 	}
 	n.stop()
 
-	slices.SortFunc(n.records, func(a, b conntrack.Record) int { return cmp.Compare(a.ID, b.ID) })
+	all := n.records.All()
+	slices.SortFunc(all, func(a, b conntrack.Record) int { return cmp.Compare(a.ID, b.ID) })
 	for loop := range loops {
 		before, turn, quiet := 0, 0, 0
-		for _, r := range n.records {
+		for _, r := range all {
 			switch {
 			case int(r.ID)%loops != loop:
 			case r.Port.Name.Name.Name == "flooded":

@@ -109,8 +109,8 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 				}
 			}
 			n.stop()
-			if ends := n.ends(); len(n.records) != 2 {
-				t.Errorf("%d sessions, want 2: %v", len(n.records), ends)
+			if ends := n.records.Ends(); len(n.records.All()) != 2 {
+				t.Errorf("%d sessions, want 2: %v", len(n.records.All()), ends)
 			}
 		})
 	}

@@ -3,7 +3,6 @@ package datagram
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"github.com/rs/zerolog"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -28,6 +26,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
+	"github.com/sluice-proxy/sluice/test/records"
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
@@ -44,37 +44,15 @@ const patience = 20 * time.Second
 
 // node is a Server with steering, in a lab's node.
 type node struct {
-	t      testing.TB
-	lab    *netns.Lab
-	store  *service.Store
-	steer  redirect.Redirector
-	table  *conntrack.Table
-	loops  []*poll.Loop
-	server *Server
-	host   hostnet.Addresses
-
-	mu      sync.Mutex
-	records []conntrack.Record // guarded by mu
-}
-
-// Write and Flush make the node the sink of its own records.
-func (n *node) Write(batch []conntrack.Record) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.records = append(n.records, batch...)
-}
-
-func (n *node) Flush() {}
-
-// ends counts the records by their end.
-func (n *node) ends() map[conntrack.End]int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	ends := make(map[conntrack.End]int)
-	for _, r := range n.records {
-		ends[r.End]++
-	}
-	return ends
+	t       testing.TB
+	lab     *netns.Lab
+	store   *service.Store
+	steer   redirect.Redirector
+	table   *conntrack.Table
+	loops   []*poll.Loop
+	server  *Server
+	host    hostnet.Addresses
+	records records.Sink
 }
 
 // newNode starts a node. change may modify the options.
@@ -89,7 +67,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change func(*Options)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
-	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: &n.records})
 	var running sync.WaitGroup
 	for i := range loops {
 		loop, err := poll.New()
@@ -191,45 +169,22 @@ func (n *node) apply(c service.Change) {
 	}
 }
 
+// dnsPorts are those of svc.
+var dnsPorts = []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}
+
 // svc returns a UDP Service on port 53 and its endpoints. The annotations have no
 // prefix.
 func svc(name, clusterIP string, annotations map[string]string, endpoints ...netip.AddrPort) service.Change {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name, Annotations: map[string]string{}},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: clusterIP,
-			Ports:     []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}},
-		},
-	}
+	c := objects.Service(name, clusterIP, dnsPorts, 3, endpoints...)
 	for k, v := range annotations {
-		s.Annotations["sluice.dev/"+k] = v
+		c.Services[0].Annotations["sluice.dev/"+k] = v
 	}
-	change := service.Change{Services: []*corev1.Service{s}}
-	change.EndpointSlices = endpointSlices(name, clusterIP, endpoints...)
-	return change
+	return c
 }
 
-// endpointSlices returns one EndpointSlice for each endpoint of a service. Slices
-// without an endpoint are empty.
-func endpointSlices(name, clusterIP string, endpoints ...netip.AddrPort) (list []*discoveryv1.EndpointSlice) {
-	family := discoveryv1.AddressTypeIPv4
-	if netip.MustParseAddr(clusterIP).Is6() {
-		family = discoveryv1.AddressTypeIPv6
-	}
-	udp := corev1.ProtocolUDP
-	for i := range 3 {
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-			AddressType: family,
-		}
-		if i < len(endpoints) {
-			port := int32(endpoints[i].Port())
-			slice.Ports = []discoveryv1.EndpointPort{{Port: &port, Protocol: &udp}}
-			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
-		}
-		list = append(list, slice)
-	}
-	return list
+// endpointSlices returns three EndpointSlices of svc.
+func endpointSlices(name, clusterIP string, endpoints ...netip.AddrPort) []*discoveryv1.EndpointSlice {
+	return objects.Slices(name, clusterIP, dnsPorts, 3, endpoints...)
 }
 
 // at returns an endpoint.

@@ -44,7 +44,7 @@ func TestSessionsFollowTheNodesAddress(t *testing.T) {
 		return err
 	})
 	n.stop()
-	if ends := n.ends(); ends[conntrack.EndpointGone] != 1 {
+	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 1 {
 		t.Errorf("records end %v, want one endpoint_gone", ends)
 	}
 }

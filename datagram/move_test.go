@@ -34,7 +34,7 @@ func (n *node) next() *Server {
 		}
 	})
 	o := before.options
-	o.Table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	o.Table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: &n.records})
 	for i, loop := range n.loops {
 		shard := o.Table.Shard(i)
 		shard.OnPending(func() { loop.Post(shard.Flush) })
@@ -138,7 +138,7 @@ func TestSessionsMove(t *testing.T) {
 	}
 	before.Leave()
 	wait.For(t, "the session whose endpoint is gone has its record", patience, func() error {
-		if ends := n.ends(); len(ends) != 1 || ends[conntrack.EndpointGone] != 1 {
+		if ends := n.records.Ends(); len(ends) != 1 || ends[conntrack.EndpointGone] != 1 {
 			return fmt.Errorf("%v", ends)
 		}
 		return nil

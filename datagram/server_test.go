@@ -45,10 +45,10 @@ func TestServesFromNearAndFar(t *testing.T) {
 		}
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.Shutdown] != 4 || len(ends) != 1 {
+	if ends := n.records.Ends(); ends[conntrack.Shutdown] != 4 || len(ends) != 1 {
 		t.Errorf("records end %v, want shutdown 4 times", ends)
 	}
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		if r.DatagramsFromClient != 1 || r.DatagramsFromEndpoint != 1 || r.BytesFromClient != 5 || r.FirstByte == 0 || r.Attempts != 1 || r.Endpoint == nil {
 			t.Errorf("record %+v", r)
 		}
@@ -207,7 +207,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	took := time.Since(start)
 	n.stop()
 	failed := 0
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		failed += len(r.Failed)
 		for _, a := range r.Failed {
 			check.Equalf(t, a.Error, conntrack.DialRefused, "attempt failed")
@@ -263,7 +263,7 @@ func TestEndpointCycles(t *testing.T) {
 		served("b2:5300")
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.EndpointGone] != 4 || ends[conntrack.Shutdown] != 1 {
+	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 4 || ends[conntrack.Shutdown] != 1 {
 		t.Errorf("records end %v, want endpoint_gone 4 times, shutdown once", ends)
 	}
 }
@@ -290,7 +290,7 @@ func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 		return err == nil && got == "b2:5300\nagain"
 	})
 	n.stop()
-	if ends := n.ends(); ends[conntrack.EndpointGone] != 1 || ends[conntrack.Shutdown] != 1 {
+	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 1 || ends[conntrack.Shutdown] != 1 {
 		t.Errorf("records end %v, want endpoint_gone once, shutdown once", ends)
 	}
 }
@@ -336,7 +336,7 @@ func TestResponsesEndASession(t *testing.T) {
 	}
 	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
-	if ends := n.ends(); ends[conntrack.Responses] != 100 {
+	if ends := n.records.Ends(); ends[conntrack.Responses] != 100 {
 		t.Errorf("records end %v", ends)
 	}
 }
@@ -358,7 +358,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 	}
 	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
-	if ends := n.ends(); ends[conntrack.Idle] < 20 || ends[conntrack.Idle] > asked || len(ends) != 1 {
+	if ends := n.records.Ends(); ends[conntrack.Idle] < 20 || ends[conntrack.Idle] > asked || len(ends) != 1 {
 		t.Errorf("records end %v, of %d datagrams", ends, asked)
 	}
 }
@@ -398,7 +398,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 	}
 	n.stop()
 	evicted := map[string]int{}
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		if r.End == conntrack.Evicted {
 			evicted[r.Port.Name.Name.Name]++
 		}
@@ -437,7 +437,7 @@ func TestServiceBoundCountsAllPorts(t *testing.T) {
 	}
 	n.stop()
 	evicted := map[string]int{}
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		if r.End == conntrack.Evicted {
 			evicted[r.Port.Name.Name.Name]++
 		}
@@ -539,7 +539,7 @@ func TestSessionsOfBoundDestinationsEndWithTheProxy(t *testing.T) {
 		}
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.Shutdown] != 2 || len(ends) != 1 {
+	if ends := n.records.Ends(); ends[conntrack.Shutdown] != 2 || len(ends) != 1 {
 		t.Errorf("records end %v, want shutdown twice", ends)
 	}
 }

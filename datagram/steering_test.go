@@ -109,7 +109,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 			if held, open := counted.Held.Load(), counted.Open.Load(); byClient != (held > 0) || open != 0 {
 				t.Errorf("clients were held for %d sessions, and are for %d that have ended", held, open)
 			}
-			for _, r := range n.records {
+			for _, r := range n.records.All() {
 				if want := policy.SourceClient; r.Client.Addr() == lab.Client.IPv4 && r.Source != want {
 					t.Errorf("record says source=%s, want %s", r.Source, want)
 				}

@@ -2,7 +2,6 @@ package flow
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
@@ -14,8 +13,6 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/sluice-proxy/sluice/balancer"
@@ -28,6 +25,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
+	"github.com/sluice-proxy/sluice/test/records"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
 )
 
@@ -95,26 +94,11 @@ type node struct {
 	// release passes the maps and programs on to other tests; nil: they must not get them.
 	release func()
 	ports   []*service.Port // of the last change
-
-	mu      sync.Mutex
-	records []conntrack.Record // guarded by mu
+	records records.Sink
 }
 
-// Write and Flush make the node the sink of its own records.
-func (n *node) Write(batch []conntrack.Record) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.records = append(n.records, batch...)
-}
-
-func (n *node) Flush() {}
-
-// record waits for the first record.
-func (n *node) taken() []conntrack.Record {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return append([]conntrack.Record(nil), n.records...)
-}
+// taken returns the records so far.
+func (n *node) taken() []conntrack.Record { return n.records.All() }
 
 // newNode starts a node. change may alter the options that tests use.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
@@ -130,7 +114,7 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 		NodeName: "node", NodeAddresses: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}, NodeIPs: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6},
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/14"), netip.MustParsePrefix("fd00::/16")},
 	}
-	n.table = conntrack.NewTable(conntrack.Options{Shards: 1, Sink: n})
+	n.table = conntrack.NewTable(conntrack.Options{Shards: 1, Sink: &n.records})
 	var err error
 	if n.loop, err = poll.New(); err != nil {
 		t.Fatal(err)
@@ -296,36 +280,12 @@ func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
 // svc gives a Service with port 80 of both protocols, and its endpoints.
 func svc(clusterIP string, change func(*corev1.Service), endpoints ...netip.AddrPort) service.Change {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "web", Annotations: map[string]string{}},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: clusterIP,
-			Ports: []corev1.ServicePort{
-				{Name: "tcp", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8080)},
-				{Name: "udp", Port: 80, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(8080)},
-			},
-		},
-	}
+	c := objects.Service("web", clusterIP, []corev1.ServicePort{
+		{Name: "tcp", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8080)},
+		{Name: "udp", Port: 80, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(8080)},
+	}, 4, endpoints...)
 	if change != nil {
-		change(s)
-	}
-	c := service.Change{Services: []*corev1.Service{s}}
-	family := discoveryv1.AddressTypeIPv4
-	if netip.MustParseAddr(clusterIP).Is6() {
-		family = discoveryv1.AddressTypeIPv6
-	}
-	tcp, udp := corev1.ProtocolTCP, corev1.ProtocolUDP
-	for i := range 4 {
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-			AddressType: family,
-		}
-		if i < len(endpoints) {
-			port, t, u := int32(endpoints[i].Port()), "tcp", "udp"
-			slice.Ports = []discoveryv1.EndpointPort{{Name: &t, Port: &port, Protocol: &tcp}, {Name: &u, Port: &port, Protocol: &udp}}
-			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
-		}
-		c.EndpointSlices = append(c.EndpointSlices, slice)
+		change(c.Services[0])
 	}
 	return c
 }

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -19,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -28,28 +27,7 @@ const diameter = 3868
 
 // sctpService gives a Service with an SCTP port.
 func sctpService(clusterIP string, endpoints ...netip.AddrPort) service.Change {
-	sctp, name := corev1.ProtocolSCTP, "sctp"
-	c := service.Change{Services: []*corev1.Service{{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "aaa"},
-		Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, Ports: []corev1.ServicePort{{Name: name, Port: diameter, Protocol: sctp}}},
-	}}}
-	family := discoveryv1.AddressTypeIPv4
-	if netip.MustParseAddr(clusterIP).Is6() {
-		family = discoveryv1.AddressTypeIPv6
-	}
-	for i := range 4 {
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("aaa-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "aaa"}},
-			AddressType: family,
-		}
-		if i < len(endpoints) {
-			port := int32(endpoints[i].Port())
-			slice.Ports = []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &sctp}}
-			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
-		}
-		c.EndpointSlices = append(c.EndpointSlices, slice)
-	}
-	return c
+	return objects.Service("aaa", clusterIP, []corev1.ServicePort{{Name: "sctp", Port: diameter, Protocol: corev1.ProtocolSCTP}}, 4, endpoints...)
 }
 
 func call(vip string) usrsctp.Call {

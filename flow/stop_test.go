@@ -72,7 +72,7 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 				shard.Close(r)
 				shard.Flush()
 			}
-			n.mu.Lock() // the access log takes one record, and then nothing
+			n.records.Lock() // the access log takes one record, and then nothing
 			room := n.table.Room()
 			begun, done := make(chan struct{}), make(chan struct{})
 			n.loop.Post(func() {
@@ -95,7 +95,7 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 			if got, want := n.server.Stats().Open == 0, stuck; got != want {
 				t.Errorf("ended without room for its record: %t, want %t", got, want)
 			}
-			n.mu.Unlock()
+			n.records.Unlock()
 			<-done
 			_ = conn.SetReadDeadline(time.Now().Add(patience))
 			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 )
 
 // BenchmarkApply measures what it takes to put one change in force, without
@@ -42,6 +43,6 @@ func BenchmarkApply(b *testing.B) {
 		run("endpoint",
 			web("s7", "10.96.0.8", netip.AddrPortFrom(lab.Backends[0].IPv4, 8081)),
 			web("s7", "10.96.0.8", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080)))
-		run("service", web("new", "10.100.0.1", ep), gone("new", 1))
+		run("service", web("new", "10.100.0.1", ep), objects.Gone("new", 1))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
 
@@ -69,7 +70,7 @@ func TestBindEachDestination(t *testing.T) {
 
 	// Through refusing and back, the port stays ours.
 	for range 2 {
-		n.apply(service.Change{Deleted: gone("web", 1).Deleted[1:]})
+		n.apply(service.Change{Deleted: objects.Gone("web", 1).Deleted[1:]})
 		n.want(lab.Client, "10.96.0.1:80", "refused")
 		if l, err := lab.Node.Listen("tcp", ":80"); !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("another program listens on *:80: %v", err)
@@ -193,9 +194,7 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 		t.Errorf("clients were held for %d connections, and are for %d that have ended", held, open)
 	}
 	got := map[policy.Source]int{}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		got[r.Source]++
 	}
 	for s, count := range want {
@@ -226,7 +225,7 @@ func TestA39_NodesAddressWhereAnswersDoNotComeBack(t *testing.T) {
 		t.Error(got)
 	}
 	n.stop()
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		if r.Source != policy.SourceNode {
 			t.Errorf("the record says %s", r.Source)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -147,7 +148,7 @@ func TestA315_NodePortIsBound(t *testing.T) {
 	open := n.dial(addresses[0])
 	name(t, open)
 	for range 2 {
-		n.apply(service.Change{Deleted: gone("web", 1).Deleted[1:]})
+		n.apply(service.Change{Deleted: objects.Gone("web", 1).Deleted[1:]})
 		want("refused") // A3.4
 		local := nodePort(web("web", "10.96.0.1", live), 30080)
 		local.Services[0].Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -158,7 +159,7 @@ func TestA315_NodePortIsBound(t *testing.T) {
 		n.apply(full)
 		want("b1:8080")
 	}
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	n.want(lab.Client, addresses[0], "refused")
 	wait.True(t, "the port is free", func() bool {
 		n.pass()
@@ -242,7 +243,7 @@ func TestBoundPortsAreLimited(t *testing.T) {
 	if lines := log.lines("--max-claims"); len(lines) != 2 {
 		t.Errorf("log: %q", lines)
 	}
-	n.apply(gone("s0", 1))
+	n.apply(objects.Gone("s0", 1))
 	n.maintain()
 	if got := n.manager.Stats(); got.Claims != 4 || got.Unclaimed != 2 {
 		t.Errorf("%d claims, %d without, after one service made room", got.Claims, got.Unclaimed)
@@ -311,7 +312,7 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 	if target.Port == 0 {
 		t.Fatal("not steered")
 	}
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	lingers := func() (dst, addr bool) {
 		dst = n.steer.plan.Lingering.Has(destination("192.0.2.1:80"))
 		addr = n.steer.plan.NonLocal.Has(vip)

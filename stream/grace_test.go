@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 )
 
 // halfOpen makes a client's handshake with a destination stop short of its end,
@@ -62,8 +63,8 @@ func TestConnectionsInGraceAreServed(t *testing.T) {
 	full.Services[0].Spec.ExternalIPs = []string{"192.0.2.1"}
 	port := destination("10.1.0.1:30080")
 	for what, change := range map[string]service.Change{
-		"no endpoint is left": {Deleted: gone("web", 1).Deleted[1:]},
-		"the service is gone": gone("web", 1),
+		"no endpoint is left": {Deleted: objects.Gone("web", 1).Deleted[1:]},
+		"the service is gone": objects.Gone("web", 1),
 	} {
 		n.apply(full)
 		target, _ := n.steer.plan.Steer.Get(destination("10.97.0.1:80"))
@@ -76,7 +77,7 @@ func TestConnectionsInGraceAreServed(t *testing.T) {
 		n.apply(change)
 		for range 2 { // what follows makes no difference
 			n.apply(web("other", "10.96.0.9", ep))
-			n.apply(gone("other", 1))
+			n.apply(objects.Gone("other", 1))
 			n.maintain()
 		}
 		n.want(lab.Client, "10.1.0.1:30080", "refused")
@@ -89,7 +90,7 @@ func TestConnectionsInGraceAreServed(t *testing.T) {
 		}
 	}
 	n.stop()
-	if got := n.ends(); got[conntrack.NoEndpoints]+got[conntrack.NotAdmitted] > 0 || n.server.Stats().Strays > 0 {
+	if got := n.records.Ends(); got[conntrack.NoEndpoints]+got[conntrack.NotAdmitted] > 0 || n.server.Stats().Strays > 0 {
 		t.Errorf("ends %v, %d strays", got, n.server.Stats().Strays)
 	}
 }
@@ -98,8 +99,8 @@ func TestConnectionsInGraceAreServed(t *testing.T) {
 func TestConnectionsInGraceAreServedAfterAFailedAttempt(t *testing.T) {
 	netns.Require(t)
 	for what, change := range map[string]service.Change{
-		"no endpoint is left": {Deleted: gone("web", 2).Deleted[1:]},
-		"the service is gone": gone("web", 2),
+		"no endpoint is left": {Deleted: objects.Gone("web", 2).Deleted[1:]},
+		"the service is gone": objects.Gone("web", 2),
 	} {
 		n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.Balancer.Plan = besideSilent })
 		n.apply(web("web", "10.97.0.1", n.echo(0, 8080), n.silent()))
@@ -114,7 +115,7 @@ func TestConnectionsInGraceAreServedAfterAFailedAttempt(t *testing.T) {
 		}
 		n.stop()
 		failed := 0
-		for _, r := range n.records {
+		for _, r := range n.records.All() {
 			failed += len(r.Failed)
 		}
 		if failed == 0 {
@@ -145,7 +146,7 @@ func TestConnectionsInGraceToDroppingSocketsAreServed(t *testing.T) {
 	}
 	n.want(lab.Client, "10.96.0.3:80", "silence")
 	n.stop()
-	if got := n.ends(); got[conntrack.NotAdmitted] > 0 {
+	if got := n.records.Ends(); got[conntrack.NotAdmitted] > 0 {
 		t.Errorf("ends %v", got)
 	}
 }
@@ -172,15 +173,15 @@ func TestGraceIsDecidedByTheLastPolicyThatServed(t *testing.T) {
 		}
 	}
 	n.apply(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:1")))
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	want("gone", "10.2.1.2:1")
 	n.apply(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:2")))
 	want("back", "10.2.1.2:2")
-	n.apply(service.Change{Deleted: gone("web", 1).Deleted[1:]})
+	n.apply(service.Change{Deleted: objects.Gone("web", 1).Deleted[1:]})
 	want("without endpoints", "10.2.1.2:2")
 	for range 2 * maxPast {
 		n.apply(web("other", "10.96.0.9", netip.MustParseAddrPort("10.2.1.2:2")))
-		n.apply(gone("other", 1))
+		n.apply(objects.Gone("other", 1))
 	}
 	if got := len(n.server.state.Load().past); got > maxPast {
 		t.Errorf("%d policies are kept, want at most %d", got, maxPast)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 )
 
 // model is a plan that is made slowly and anew of all that there is.
@@ -84,7 +85,7 @@ func randomWeb(r *rand.Rand, n *node) service.Change {
 	i := r.IntN(8)
 	name := fmt.Sprintf("s%d", i)
 	if r.IntN(6) == 0 {
-		return gone(name, 1)
+		return objects.Gone(name, 1)
 	}
 	ip := fmt.Sprintf("10.%d.0.%d", 96+r.IntN(2), i+1)
 	ep := netip.AddrPortFrom(n.lab.Backends[0].IPv4, 8080)
@@ -95,7 +96,7 @@ func randomWeb(r *rand.Rand, n *node) service.Change {
 	c := web(name, ip, ep)
 	if r.IntN(3) == 0 {
 		c = web(name, ip)
-		c.Deleted = gone(name, 1).Deleted[1:]
+		c.Deleted = objects.Gone(name, 1).Deleted[1:]
 	}
 	s := c.Services[0]
 	if r.IntN(4) == 0 {

@@ -73,7 +73,7 @@ func TestLimitOfEachEndpoint(t *testing.T) {
 		wait.True(t, "the ends of all connections", func() bool { return n.server.Stats().Open == 0 })
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.LimitReached] != 2 || ends[conntrack.ClientFin] != 8 {
+	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 2 || ends[conntrack.ClientFin] != 8 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -117,7 +117,7 @@ func TestQueueIsInOrder(t *testing.T) {
 			}
 			n.stop()
 			want := map[conntrack.End]int{conntrack.ClientFin: 4, conntrack.ClientReset: 1, conntrack.Shutdown: 8}
-			if ends := n.ends(); !maps.Equal(ends, want) {
+			if ends := n.records.Ends(); !maps.Equal(ends, want) {
 				t.Errorf("ends %v, want %v", ends, want)
 			}
 		})
@@ -141,7 +141,7 @@ func TestQueueEnds(t *testing.T) {
 		t.Errorf("a new endpoint has room, and %s answers", got)
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
+	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -176,7 +176,7 @@ func TestHeldClientsLeave(t *testing.T) {
 		name(t, c)
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.ClientFin] != 2 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
+	if ends := n.records.Ends(); ends[conntrack.ClientFin] != 2 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -228,7 +228,7 @@ func TestLimitsUnderLoad(t *testing.T) {
 	if served, queued := pool.service.served.Load(), n.server.Stats().Queued; served != 0 || queued != 0 || pool.queued.Load() != 0 {
 		t.Errorf("at the end, %d are served, %d queued, %d of the port", served, queued, pool.queued.Load())
 	}
-	if ends := n.ends(); ends[conntrack.ClientFin]+ends[conntrack.EndpointFin] != clients*visits {
+	if ends := n.records.Ends(); ends[conntrack.ClientFin]+ends[conntrack.EndpointFin] != clients*visits {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -247,7 +247,7 @@ func TestFailedAttemptsGiveNoTime(t *testing.T) {
 	for range clients {
 		n.dial("10.96.0.1:80")
 	}
-	wait.True(t, "the ends of those that wait", func() bool { return n.ends()[conntrack.LimitReached] == clients })
+	wait.True(t, "the ends of those that wait", func() bool { return n.records.Ends()[conntrack.LimitReached] == clients })
 	n.stop()
 }
 
@@ -266,7 +266,7 @@ func TestHeldConnectionsQueue(t *testing.T) {
 	n.apply(annotate(web("web", "10.96.0.1", n.echo(0, 8080)), limits...))
 	n.queued(1)
 	n.stop()
-	if ends := n.ends(); ends[conntrack.LimitReached] != 0 {
+	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 0 {
 		t.Errorf("ends %v", ends)
 	}
 }

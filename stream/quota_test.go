@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -100,7 +101,7 @@ func TestDialingLimitStopsNoOtherServiceOfTheSocket(t *testing.T) {
 		t.Errorf("%d connections wait for an endpoint, want %d", got, limit)
 	}
 	n.stop()
-	if got := n.ends()[conntrack.LimitReached]; got != all-limit {
+	if got := n.records.Ends()[conntrack.LimitReached]; got != all-limit {
 		t.Errorf("%d records end with limit, want %d", got, all-limit)
 	}
 }
@@ -121,7 +122,7 @@ func TestServiceLimitCountsAllPorts(t *testing.T) {
 	}
 	wantReset(t, n.lab.Client, "10.96.0.1:80")
 	wantReset(t, n.lab.Client, "10.96.0.1:81")
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	n.apply(twoPorts("web", "10.96.0.1", ep))
 	wantReset(t, n.lab.Client, "10.96.0.1:80")
 	name(t, n.dial("10.96.0.2:80"))
@@ -130,8 +131,8 @@ func TestServiceLimitCountsAllPorts(t *testing.T) {
 	}
 	wait.True(t, "the places are free", func() bool { return n.server.Stats().Open == 1 })
 	name(t, n.dial("10.96.0.1:81"))
-	n.apply(gone("web", 1))
-	n.apply(gone("other", 1))
+	n.apply(objects.Gone("web", 1))
+	n.apply(objects.Gone("other", 1))
 	n.stop()
 	n.server.quotas.sweep()
 	if q := &n.server.quotas; len(q.services)+len(q.namespaces)+len(q.removed) > 0 {
@@ -165,7 +166,7 @@ func TestNamespaceLimitResetsAndIsRecorded(t *testing.T) {
 			name(t, n.dial(at(family.other)))
 		}
 		n.stop()
-		if ends := n.ends(); ends[conntrack.NamespaceLimit] != 2 || ends[conntrack.LimitReached] != 0 {
+		if ends := n.records.Ends(); ends[conntrack.NamespaceLimit] != 2 || ends[conntrack.LimitReached] != 0 {
 			t.Errorf("ends %v", ends)
 		}
 	}
@@ -184,7 +185,7 @@ func TestServiceGoesWhileItsConnectionsWait(t *testing.T) {
 		n.apply(web("dead", "10.96.0.1", n.silent()))
 		ended := n.rush(8, "10.96.0.1:80")
 		wait.True(t, "as many as may wait for the endpoint", func() bool { return n.server.Stats().Dialing == 2 })
-		n.apply(gone("dead", 1))
+		n.apply(objects.Gone("dead", 1))
 		n.pass()
 		// The endpoint refuses now: what waits for it would go on.
 		must.OK(t, backend.AddAddr("eth0", dead))

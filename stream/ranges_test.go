@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
 )
 
 // balanced gives a service of web a load balancer IP with source ranges.
@@ -64,7 +65,7 @@ func TestA310_SourceRangesSilenceOthers(t *testing.T) {
 			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip))
 			n.want(client, at, "b1:8080")
 			n.want(other, at, "b1:8080")
-			n.apply(gone("web", 1))
+			n.apply(objects.Gone("web", 1))
 		})
 	}
 	n.t = t
@@ -103,12 +104,12 @@ func TestA310_TooManySourceRangesReset(t *testing.T) {
 	if got := n.server.Stats(); got.Unguarded != 1 {
 		t.Errorf("%d without a filter", got.Unguarded)
 	}
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	if got := n.server.Stats(); got.Unguarded != 0 {
 		t.Errorf("%d without a filter when the service is gone", got.Unguarded)
 	}
 	n.stop()
-	if ends := n.ends(); ends[conntrack.NotAdmitted] != 1 {
+	if ends := n.records.Ends(); ends[conntrack.NotAdmitted] != 1 {
 		t.Errorf("ends %v", ends)
 	}
 }

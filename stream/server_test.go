@@ -18,8 +18,6 @@ import (
 
 	"github.com/rs/zerolog"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -35,6 +33,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
+	"github.com/sluice-proxy/sluice/test/records"
 	"github.com/sluice-proxy/sluice/test/wait"
 	"github.com/sluice-proxy/sluice/upstream"
 )
@@ -71,29 +71,7 @@ type node struct {
 	server  *Server
 	manager *listener.Manager
 	passed  atomic.Int64 // the clock of grace periods
-
-	mu      sync.Mutex
-	records []conntrack.Record // guarded by mu
-}
-
-// Write and Flush make the node the sink of its own records.
-func (n *node) Write(batch []conntrack.Record) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.records = append(n.records, batch...)
-}
-
-func (n *node) Flush() {}
-
-// ends gives how many records there are of each end.
-func (n *node) ends() map[conntrack.End]int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	ends := make(map[conntrack.End]int)
-	for _, r := range n.records {
-		ends[r.End]++
-	}
-	return ends
+	records records.Sink
 }
 
 // spy is a Redirector that remembers the plan.
@@ -128,7 +106,7 @@ type setup struct {
 func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
-	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: &n.records})
 	r := relay.New(relay.Config{Splice: true})
 	var shares []Loop
 	var polls []*poll.Loop
@@ -223,39 +201,9 @@ func (n *node) apply(c service.Change) {
 	must.OK(n.t, err)
 }
 
-// web gives a Service on port 80 and the slice of its endpoints.
+// web gives a Service on port 80 and a slice for each of its endpoints.
 func web(name, clusterIP string, endpoints ...netip.AddrPort) service.Change {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: clusterIP,
-			Ports:     []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
-		},
-	}
-	family := discoveryv1.AddressTypeIPv4
-	if netip.MustParseAddr(clusterIP).Is6() {
-		family = discoveryv1.AddressTypeIPv6
-	}
-	change := service.Change{Services: []*corev1.Service{s}}
-	for i, ep := range endpoints {
-		port := int32(ep.Port())
-		change.EndpointSlices = append(change.EndpointSlices, &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-			AddressType: family,
-			Ports:       []discoveryv1.EndpointPort{{Port: &port}},
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ep.Addr().String()}}},
-		})
-	}
-	return change
-}
-
-// gone gives the change that takes a service of web with n endpoints away.
-func gone(name string, n int) service.Change {
-	c := service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "test", Name: name}}}}
-	for i := range n {
-		c.Deleted = append(c.Deleted, service.ObjectKey{Kind: service.KindEndpointSlice, Name: service.Name{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i)}})
-	}
-	return c
+	return objects.Service(name, clusterIP, []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}, 0, endpoints...)
 }
 
 // echo starts an echo server on a backend and gives its endpoint.
@@ -331,13 +279,13 @@ func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
 
 	// The listener of a port stays as long as the port, with endpoints or not.
 	port, _ := p.Steer.Get(dst("10.96.0.1"))
-	n.apply(service.Change{Deleted: gone("inside", 1).Deleted[1:]})
+	n.apply(service.Change{Deleted: objects.Gone("inside", 1).Deleted[1:]})
 	n.apply(web("inside", "10.96.0.1", ep4))
 	if got, _ := n.steer.plan.Steer.Get(dst("10.96.0.1")); got != port {
 		t.Errorf("listener moved from %v to %v", port, got)
 	}
 	before := n.server.Stats().Listeners
-	n.apply(gone("inside", 1))
+	n.apply(objects.Gone("inside", 1))
 	check.Equalf(t, n.server.Stats().Listeners, before-1, "listeners after a service is gone, had %d", before)
 }
 
@@ -358,7 +306,7 @@ func TestServicesShareLanesBeyondTheBound(t *testing.T) {
 		}
 	}
 	for i := range services {
-		n.apply(gone(fmt.Sprintf("s%d", i), 1))
+		n.apply(objects.Gone(fmt.Sprintf("s%d", i), 1))
 	}
 	check.Equalf(t, n.server.Stats().Listeners, 0, "listeners left")
 }
@@ -371,7 +319,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 	n.apply(web("web", "10.97.0.1", n.echo(0, 8080)))
 	c := n.dial("10.97.0.1:80")
 	must.Equal(t, name(t, c), "b1:8080")
-	n.apply(gone("web", 1))
+	n.apply(objects.Gone("web", 1))
 	must.OK(t, must.Err(c.Write([]byte("still there"))))
 	buf := make([]byte, 11)
 	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still there" {
@@ -429,7 +377,7 @@ func TestServiceLimitResetsAndIsRecorded(t *testing.T) {
 	}
 	wantReset(t, n.lab.Client, "10.96.0.1:80")
 	n.stop()
-	if ends := n.ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
+	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -462,11 +410,9 @@ func TestAttemptsAreRecorded(t *testing.T) {
 		_ = c.CloseWrite()
 		_, _ = io.Copy(io.Discard, c)
 	}
-	wait.True(t, "four records", func() bool { return n.ends()[conntrack.ClientFin] == 4 })
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	wait.True(t, "four records", func() bool { return n.records.Ends()[conntrack.ClientFin] == 4 })
 	refused := 0
-	for _, r := range n.records {
+	for _, r := range n.records.All() {
 		check.Equalf(t, int(r.Attempts), len(r.Failed)+1, "%d attempts, %d failed", r.Attempts, len(r.Failed))
 		for _, a := range r.Failed {
 			refused++
@@ -492,14 +438,14 @@ func TestConnectionStaysWithItsService(t *testing.T) {
 	c := n.dial("10.96.0.1:80")
 	wait.True(t, "the connection waits for an endpoint", func() bool { return n.server.Stats().Dialing == 1 })
 	change := web("after", "10.96.0.1", n.echo(0, 8080))
-	change.Deleted = gone("before", 1).Deleted
+	change.Deleted = objects.Gone("before", 1).Deleted
 	n.apply(change)
 	if got, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes, %v, want a reset", got, err)
 	}
 	check.Equal(t, name(t, n.dial("10.96.0.1:80")), "b1:8080")
 	n.stop()
-	if ends := n.ends(); ends[conntrack.ConnectFailed] != 1 || ends[conntrack.Shutdown] != 1 {
+	if ends := n.records.Ends(); ends[conntrack.ConnectFailed] != 1 || ends[conntrack.Shutdown] != 1 {
 		t.Errorf("ends %v", ends)
 	}
 }
