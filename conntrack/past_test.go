@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -90,9 +91,7 @@ func TestPastIsBounded(t *testing.T) {
 		next++
 		return nil
 	})
-	if next != records {
-		t.Errorf("the last is %d", next)
-	}
+	check.Equalf(t, next, records, "the last")
 	if want := time.Unix(0, 0).Add(time.Duration(first-1) * time.Millisecond); !v.Since.Equal(want) {
 		t.Errorf("since %v, want %v", v.Since, want)
 	}

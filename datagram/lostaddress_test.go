@@ -44,7 +44,5 @@ func TestSessionsFollowTheNodesAddress(t *testing.T) {
 		return err
 	})
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 1 {
-		t.Errorf("records end %v, want one endpoint_gone", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.EndpointGone: 1})
 }

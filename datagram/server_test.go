@@ -263,9 +263,7 @@ func TestEndpointCycles(t *testing.T) {
 		served("b2:5300")
 	}
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 4 || ends[conntrack.Shutdown] != 1 {
-		t.Errorf("records end %v, want endpoint_gone 4 times, shutdown once", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.EndpointGone: 4, conntrack.Shutdown: 1})
 }
 
 // An endpoint that had answered is closed before the Service changes: its session ends,
@@ -290,9 +288,7 @@ func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 		return err == nil && got == "b2:5300\nagain"
 	})
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.EndpointGone] != 1 || ends[conntrack.Shutdown] != 1 {
-		t.Errorf("records end %v, want endpoint_gone once, shutdown once", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.EndpointGone: 1, conntrack.Shutdown: 1})
 }
 
 // A terminating endpoint that still serves keeps its sessions (A8.3). They end when it
@@ -336,9 +332,7 @@ func TestResponsesEndASession(t *testing.T) {
 	}
 	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.Responses] != 100 {
-		t.Errorf("records end %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.Responses: 100})
 }
 
 // Idle sessions end after the timeouts of the kernel's connection tracking (A8.8).

@@ -416,9 +416,7 @@ func TestTableOfAnEarlierProcess(t *testing.T) {
 	var place bpf.KernelPlace
 	places := 0
 	for all := next.server.kernel.Maps.Places.Iterate(); all.Next(&slot, &place); places++ {
-		if place.Addr.Addr() != b2.Addr() {
-			t.Errorf("list %d has %s", slot.List, place.Addr.Addr())
-		}
+		check.Equalf(t, place.Addr.Addr(), b2.Addr(), "list %d", slot.List)
 	}
 	if places != 2 { // a list for each protocol
 		t.Errorf("%d endpoints", places)

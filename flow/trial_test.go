@@ -21,9 +21,7 @@ func TestTrial(t *testing.T) {
 		must.OK(t, try(k, 2))
 	}
 	for i, b := range k.Index.Buckets {
-		if b != (bpf.KernelBucket{}) {
-			t.Errorf("bucket %d has %+v", i, b)
-		}
+		check.Equalf(t, b, bpf.KernelBucket{}, "bucket %d", i)
 	}
 	check.Equalf(t, k.Flows[2].State, bpf.KernelStateFREE, "the flow is left in state")
 	k.Ethernet.Ingress, k.Ethernet.Egress = k.Ethernet.Egress, k.Ethernet.Ingress

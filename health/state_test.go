@@ -30,9 +30,7 @@ func TestState(t *testing.T) {
 	s := NewState(time.Minute, c.now)
 	check := func(step string, healthy bool) {
 		t.Helper()
-		if got := s.Report().Healthy; got != healthy {
-			t.Errorf("%s: healthy is %v", step, got)
-		}
+		check.Equalf(t, s.Report().Healthy, healthy, "%s: healthy", step)
 	}
 	check("A7.1 at the start", true)
 	s.Queued(v4)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestLimitsOfAService: TCP and SCTP ports have the limits, and a wrong
@@ -38,9 +40,7 @@ func TestLimitsOfAService(t *testing.T) {
 			if p.Name.Protocol == UDP {
 				want = Limits{}
 			}
-			if p.Limits != want {
-				t.Errorf("%s %q: a port of %s has %+v", tt.annotation, tt.value, p.Name.Protocol, p.Limits)
-			}
+			check.Equalf(t, p.Limits, want, "%s %q: limits of a port of %s", tt.annotation, tt.value, p.Name.Protocol)
 		}
 		var problems string
 		for _, problem := range snap.Problems {

@@ -73,9 +73,7 @@ func TestLimitOfEachEndpoint(t *testing.T) {
 		wait.True(t, "the ends of all connections", func() bool { return n.server.Stats().Open == 0 })
 	}
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 2 || ends[conntrack.ClientFin] != 8 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.LimitReached: 2, conntrack.ClientFin: 8})
 }
 
 // TestQueueIsInOrder: at the limits of a Service and of its endpoints, connections wait, and
@@ -141,9 +139,7 @@ func TestQueueEnds(t *testing.T) {
 		t.Errorf("a new endpoint has room, and %s answers", got)
 	}
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.LimitReached: 1, conntrack.Shutdown: 3})
 }
 
 // TestHeldClientsLeave: a client that closes or resets its connection while the Service has no
@@ -176,9 +172,7 @@ func TestHeldClientsLeave(t *testing.T) {
 		name(t, c)
 	}
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.ClientFin] != 2 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.ClientFin: 2, conntrack.ClientReset: 1, conntrack.Shutdown: 2})
 }
 
 // TestLimitsUnderLoad: many clients come and go, on all loops. No endpoint ever has more
@@ -266,9 +260,7 @@ func TestHeldConnectionsQueue(t *testing.T) {
 	n.apply(annotate(web("web", "10.96.0.1", n.echo(0, 8080)), limits...))
 	n.queued(1)
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 0 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.LimitReached: 0})
 }
 
 // TestTurns: an end gives a turn to the first connection of its own service port alone, or to some

@@ -166,9 +166,7 @@ func TestNamespaceLimitResetsAndIsRecorded(t *testing.T) {
 			name(t, n.dial(at(family.other)))
 		}
 		n.stop()
-		if ends := n.records.Ends(); ends[conntrack.NamespaceLimit] != 2 || ends[conntrack.LimitReached] != 0 {
-			t.Errorf("ends %v", ends)
-		}
+		n.records.Ended(t, map[conntrack.End]int{conntrack.NamespaceLimit: 2, conntrack.LimitReached: 0})
 	}
 }
 

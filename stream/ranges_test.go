@@ -109,7 +109,5 @@ func TestA310_TooManySourceRangesReset(t *testing.T) {
 		t.Errorf("%d without a filter when the service is gone", got.Unguarded)
 	}
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.NotAdmitted] != 1 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.NotAdmitted: 1})
 }

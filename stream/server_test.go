@@ -377,9 +377,7 @@ func TestServiceLimitResetsAndIsRecorded(t *testing.T) {
 	}
 	wantReset(t, n.lab.Client, "10.96.0.1:80")
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.LimitReached: 1, conntrack.Shutdown: 3})
 }
 
 func TestLimitOfAllMakesClientsWait(t *testing.T) {
@@ -445,9 +443,7 @@ func TestConnectionStaysWithItsService(t *testing.T) {
 	}
 	check.Equal(t, name(t, n.dial("10.96.0.1:80")), "b1:8080")
 	n.stop()
-	if ends := n.records.Ends(); ends[conntrack.ConnectFailed] != 1 || ends[conntrack.Shutdown] != 1 {
-		t.Errorf("ends %v", ends)
-	}
+	n.records.Ended(t, map[conntrack.End]int{conntrack.ConnectFailed: 1, conntrack.Shutdown: 1})
 }
 
 // A stray connection, sent to a listening socket's own address, is reset and makes no

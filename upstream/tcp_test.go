@@ -158,9 +158,7 @@ func TestPortsInTimeWait(t *testing.T) {
 			for range 100 {
 				fd := connect()
 				must.OK(t, syscall.Shutdown(fd, syscall.SHUT_WR))
-				if got := read(fd); got != "hello" {
-					t.Fatal(got)
-				}
+				must.Equal(t, read(fd), "hello")
 				if n, err := syscall.Read(fd, make([]byte, 1)); n != 0 || err != nil {
 					t.Fatal(n, err)
 				}

@@ -299,9 +299,7 @@ func TestRefusesAtOnce(t *testing.T) {
 	apply(t, r, with)
 	var took []time.Duration
 	for range 20 {
-		if got := steering.Reach(t, lab.Client, web, ""); got != f.Says(web) {
-			t.Fatalf("got %q", got)
-		}
+		must.Equal(t, steering.Reach(t, lab.Client, web, ""), f.Says(web))
 		start := time.Now()
 		apply(t, r, without)
 		took = append(took, time.Since(start))

@@ -19,9 +19,7 @@ func TestCountsAreNoDamage(t *testing.T) {
 	apply(t, r, steering.Plan(steering.Refuse(none)))
 	count := func(want uint64) {
 		t.Helper()
-		if got := steering.Reach(t, lab.Client, none, steering.Refused); got != steering.Refused {
-			t.Fatalf("got %q", got)
-		}
+		must.Equal(t, steering.Reach(t, lab.Client, none, steering.Refused), steering.Refused)
 		told, err := r.Refused()
 		if err != nil || len(told.New) != 1 || told.New[0].Packets != 1 || told.Totals != [...]uint64{want, 0, 0, 0} {
 			t.Errorf("told %+v, %v, want one packet of %d", told, err, want)

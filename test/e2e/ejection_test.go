@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -95,9 +96,7 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 		}
 		p.stop()
 		for _, r := range p.records() {
-			if r.Path != path {
-				t.Fatalf("the path of a connection is %s", r.Path)
-			}
+			must.Equalf(t, r.Path, path, "the path of a connection")
 		}
 	})
 }

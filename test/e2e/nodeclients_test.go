@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	neighbours "github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -54,9 +55,7 @@ func TestNodeClientsBesideTheKubeletsRules(t *testing.T) {
 			t.Errorf("%d connections are tracked, %d were before", after, before)
 		}
 		for _, r := range p.awaitRecords(connections) {
-			if r.Path != "kernel" {
-				t.Errorf("the path is %s", r.Path)
-			}
+			check.Equalf(t, r.Path, "kernel", "the path")
 		}
 		p.stop()
 	})

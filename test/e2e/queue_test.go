@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -71,9 +72,7 @@ func TestLimitsAndQueue(t *testing.T) {
 		p.stop()
 		ends := map[string]int{}
 		for _, r := range p.records() {
-			if r.Path != "relay" {
-				t.Errorf("a connection to %s: the path is %s", r.Service, r.Path)
-			}
+			check.Equalf(t, r.Path, "relay", "a connection to %s: the path", r.Service)
 			if r.End == "limit" && (r.Attempts != 0 || r.DurationUS < 100_000 || r.WaitedUS < 50_000 || r.WaitedUS > r.DurationUS) {
 				t.Errorf("reset at the limit after %d us, a wait of %d us and %d attempts", r.DurationUS, r.WaitedUS, r.Attempts)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -58,9 +59,7 @@ func refusalsAreTold(t *testing.T, m mode, path string) {
 		}
 		select {
 		case r := <-records:
-			if r.Event != "" {
-				t.Errorf("the event of a connection that was served is %s", r.Event)
-			}
+			check.Equalf(t, r.Event, "", "the event of a connection that was served")
 			return nil
 		default:
 			return errNotYet

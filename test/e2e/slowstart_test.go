@@ -63,9 +63,7 @@ func TestSlowStart(t *testing.T) {
 		}
 		p.stop()
 		for _, r := range p.records() {
-			if r.Path != path {
-				t.Fatalf("a connection to %s: the path is %s", r.Service, r.Path)
-			}
+			must.Equalf(t, r.Path, path, "a connection to %s: the path", r.Service)
 		}
 	})
 }

@@ -149,7 +149,7 @@ var views = []mutation{
 	},
 	{
 		name: "exemplar-of-none", what: "histograms name no connection",
-		file: "admin/histogram.go", old: "if s := h.Slow; s.ID != 0 {", new: "if s := h.Slow; s.ID > 1<<63 {",
+		file: "admin/histogram.go", old: "if s := counts.Slow; s.ID != 0 {", new: "if s := counts.Slow; s.ID > 1<<63 {",
 		pkg: "admin", test: "TestExemplars",
 	},
 	{

@@ -4,6 +4,7 @@ package records
 import (
 	"slices"
 	"sync"
+	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 )
@@ -40,4 +41,16 @@ func (s *Sink) Ends() map[conntrack.End]int {
 		ends[r.End]++
 	}
 	return ends
+}
+
+// Ended fails the test unless so many records have each of some ends.
+func (s *Sink) Ended(t testing.TB, want map[conntrack.End]int) {
+	t.Helper()
+	got := s.Ends()
+	for end, n := range want {
+		if got[end] != n {
+			t.Errorf("the records end with %v, want %v among them", got, want)
+			return
+		}
+	}
 }

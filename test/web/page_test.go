@@ -136,9 +136,7 @@ func filtering(t *testing.T, d *demo, b *browser) {
 	b.await("one Service is left on the map", `document.querySelectorAll(".node.service").length === 1`)
 	b.filter("service=cart atempts>1")
 	b.await("the error is told", `/attempts/.test(document.getElementById("filter-error").textContent)`)
-	if got := eval[string](b, `document.querySelector(".marks .mark").textContent`); got != "atempts" {
-		t.Errorf("the place that is marked is %q", got)
-	}
+	check.Equalf(t, eval[string](b, `document.querySelector(".marks .mark").textContent`), "atempts", "the place that is marked")
 	b.filter("")
 	b.await("all Services are back", `document.querySelectorAll(".node.service").length === 4 && document.getElementById("filter-error").hidden`)
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func lineOf(k key, retried bool) string {
@@ -58,9 +60,7 @@ func TestJournal(t *testing.T) {
 			t.Errorf("%s: records of the connections: %v", c.name, err)
 		} else if ok {
 			for i, r := range found {
-				if r.key != c.keys[i] {
-					t.Errorf("%s: record %d is %v", c.name, i, r.key)
-				}
+				check.Equalf(t, r.key, c.keys[i], "%s: record %d", c.name, i)
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -41,9 +42,7 @@ func TestSources(t *testing.T) {
 // TestResolvers reads the name servers, and passes over what is none.
 func TestResolvers(t *testing.T) {
 	path := write(t, t.TempDir()+"/resolv.conf", "# nameserver 10.0.0.1\nnameserver 192.0.2.53\nsearch a\nnameserver fe80::1%eth0\nnameserver 2001:db8::53\nnameserver\n")
-	if got := fmt.Sprint(Resolvers(path)); got != "[192.0.2.53:53 [2001:db8::53]:53]" {
-		t.Error(got)
-	}
+	check.Equal(t, fmt.Sprint(Resolvers(path)), "[192.0.2.53:53 [2001:db8::53]:53]")
 	if got := Resolvers(path + "none"); got != nil {
 		t.Error(got)
 	}
