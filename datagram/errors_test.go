@@ -77,6 +77,16 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 				}
 			}
 
+			// A datagram that comes before the loops have read many errors is not lost.
+			resume := n.stall()
+			for range 4 {
+				flood(address(stranger), at(victim, 5300))
+			}
+			must.OK(t, must.Err(answered.Write([]byte("q"))))
+			resume()
+			must.OK(t, answered.SetReadDeadline(time.Now().Add(patience)))
+			must.OK(t, must.Err(answered.Read(make([]byte, 100))))
+
 			// An unanswered session: both endpoints report what they receive.
 			vip := netip.MustParseAddr(vip).Next().String()
 			n.apply(svc("sink", vip, nil, at(address(one), 5301), at(address(two), 5301)))

@@ -90,8 +90,9 @@ func (w *worker) flushUp(c *session) {
 }
 
 // mostTries bounds how often datagrams are sent again after errors that concern
-// other datagrams.
-const mostTries = 3
+// other datagrams: each try reads errorShare of the messages that wait, and a socket's
+// buffer, which the kernel doubles, has room for one of each 768 bytes.
+const mostTries = 2 * socketBuffer / 768 / errorShare
 
 // sendFailed handles an error of the first pending message: it sends the datagrams
 // one by one, or drops them.

@@ -112,6 +112,23 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	return n
 }
 
+// stall has the loops do nothing until resume is called.
+func (n *node) stall() (resume func()) {
+	stalled, end := make(chan struct{}), make(chan struct{})
+	for _, l := range n.loops {
+		l.Post(func() {
+			stalled <- struct{}{}
+			<-end
+		})
+	}
+	for range n.loops {
+		<-stalled
+	}
+	resume = sync.OnceFunc(func() { close(end) })
+	n.t.Cleanup(resume)
+	return resume
+}
+
 // stop ends all sessions and waits for their records.
 func (n *node) stop() {
 	n.t.Helper()

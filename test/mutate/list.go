@@ -622,6 +622,11 @@ var promises = []mutation{
 		pkg: "datagram", test: "TestForgedErrorsMoveNoSession",
 	},
 	{
+		name: "udp-lost-behind-errors", what: "a datagram is lost behind many forged errors",
+		file: "datagram/forward.go", old: "mostTries = 2 * socketBuffer / 768 / errorShare", new: "mostTries = 3",
+		pkg: "datagram", test: "TestForgedErrorsMoveNoSession",
+	},
+	{
 		name: "younger-claim-wins", what: "a new Service takes an external IP that another one serves",
 		file: "service/claims.go", old: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(a.since, b.since)", new: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(b.since, a.since)",
 		pkg: "service", test: "TestEarlierClaimStays",
