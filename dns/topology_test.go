@@ -58,7 +58,7 @@ func clusterIPZones(headless *corev1.Service, slice *discoveryv1.EndpointSlice, 
 	change.Services, change.EndpointSlices = []*corev1.Service{svc}, []*discoveryv1.EndpointSlice{slice}
 	options := service.StoreOptions{NodeName: "n-" + zone}
 	table := policy.Compile(nil, service.NewStore(options).Apply(change), policy.Config{NodeName: options.NodeName})
-	a := explain.Ask(table, explain.Question{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.7:80")}, false, nil)
+	a := explain.Ask(table, explain.Question{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.7:80")}, false, nil, nil)
 	var zones []string
 	for _, candidate := range a.Candidates {
 		zones = append(zones, string(rune('a'+netip.MustParseAddrPort(candidate).Addr().As4()[2]-1)))

@@ -39,7 +39,9 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	if p.rank != nil {
 		p.rank.Set(p.config.Policy.NodeName, snap.Node.PodCIDRs, p.policy.ClusterCIDRs)
 	}
-	p.table = policy.Compile(p.table, snap, p.policy)
+	prev := p.table
+	p.table = policy.Compile(prev, snap, p.policy)
+	p.changes.note(prev, p.table, begin)
 	p.health.Queued()
 	taking, drained := p.takesOver(), p.policy.Drained
 	if taking {

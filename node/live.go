@@ -60,7 +60,7 @@ func (p *Proxy) answers() serve.Options {
 			if err != nil {
 				return nil, err
 			}
-			return explain.Ask(p.manager.Policy(), q, text, p.choosing), nil
+			return explain.Ask(p.manager.Policy(), q, text, p.choosing, p.changes.of), nil
 		},
 		Destinations: p.destinations,
 		Drains:       p.drains,

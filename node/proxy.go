@@ -121,6 +121,7 @@ type Proxy struct {
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 
 	drains     *serve.Drains // what sluice drain says
+	changes    changes
 	departed   *departed
 	rebalancer *rebalancer
 	reported   map[service.Problem]bool

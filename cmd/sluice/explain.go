@@ -14,7 +14,6 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/client"
@@ -53,7 +52,8 @@ or not. It sends no packet.
 
 Without flags that change decisions, it asks the proxy that runs in this network
 namespace, and says so on standard error: the answer is of the policy in force,
-and since when it is. A connection of before may have been decided otherwise.
+and says since when the Service has been as it is. A connection of before may have
+been decided otherwise.
 --admin-socket off prevents that.
 
 Otherwise it needs no rights and no running proxy: it accepts all flags of sluice
@@ -187,12 +187,7 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 	if !own && o.node.AdminSocket != node.Off {
 		var c *client.Client
 		if c, none = client.Find(cmd.Context(), o.node.AdminSocket); none == nil {
-			var status api.Status
-			if err := c.Get(cmd.Context(), api.PathStatus, nil, &status); err != nil {
-				return nil, err
-			}
-			cmd.PrintErrf("the running proxy answers: node %s, process %d, %s; its configuration is of %s\n",
-				printable.Name(c.Version.Node), c.Version.PID, c.Name, status.Applied.Local().Format(show.Moment))
+			cmd.PrintErrf("the running proxy answers: node %s, process %d, %s\n", printable.Name(c.Version.Node), c.Version.PID, c.Name)
 			return askProxy(cmd.Context(), c, text), nil
 		}
 		if cmd.Flags().Changed("admin-socket") {
@@ -207,7 +202,7 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 		return nil, err
 	}
 	return func(q explain.Question) (*explain.Answer, error) {
-		return explain.Ask(table, q, text, nil), nil
+		return explain.Ask(table, q, text, nil, nil), nil
 	}, nil
 }
 

@@ -104,8 +104,8 @@ func outputs(t *testing.T, s string) map[string]string {
 		})
 	}
 	question := explain.Question{Protocol: service.TCP, From: netip.MustParseAddr("10.9.0.1"), To: netip.MustParseAddrPort("10.96.0.1:80")}
-	write("explain as text", func(b *bytes.Buffer) { b.WriteString(explain.Ask(table, question, true, nil).Text) })
-	write("explain as json", func(b *bytes.Buffer) { _ = explain.WriteJSON(b, explain.Ask(table, question, false, nil)) })
+	write("explain as text", func(b *bytes.Buffer) { b.WriteString(explain.Ask(table, question, true, nil, nil).Text) })
+	write("explain as json", func(b *bytes.Buffer) { _ = explain.WriteJSON(b, explain.Ask(table, question, false, nil, nil)) })
 	report := doctor.Report{Chosen: "tproxy", Findings: []doctor.Finding{{Feature: "a", State: doctor.Warning, Found: s, Probed: "b", NeededBy: "c", Remedy: s}}}
 	write("doctor as text", func(b *bytes.Buffer) { _ = report.WriteText(b) })
 	write("doctor as json", func(b *bytes.Buffer) { _ = report.WriteJSON(b) })

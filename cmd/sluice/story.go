@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/url"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/explain"
 )
 
 // storyOptions are the flags of sluice story.
@@ -28,9 +30,9 @@ func newStoryCommand() *cobra.Command {
 its record: each attempt, its times and bytes, what TCP says of both sides (round-trip
 time, repeated segments, bytes that were not acknowledged, the peer's window), and a
 verdict: the client, the client's network, this node, the pod's network, the pod or
-nobody, with the reason; and whether the configuration has changed since it began, as
-sluice explain answers by that of now. sluice conns -o wide lists the numbers of open connections,
-sluice log -o json those of connections that ended.
+nobody, with the reason; and whether the Service, its endpoints or this node have
+changed since it began, as sluice explain answers by those of now. sluice conns -o wide
+lists the numbers of open connections, sluice log -o json those of connections that ended.
 
 TCP's view is of relayed connections. Of a kernel flow, the kernel knows the time of the
 handshake, the bytes that were not acknowledged, and how long ago a packet came.`,
@@ -66,9 +68,13 @@ func (o *storyOptions) run(cmd *cobra.Command, number string) error {
 	if err := decode(line, &connection); err != nil {
 		return err
 	}
-	var status api.Status
-	if err := c.Get(ctx, api.PathStatus, nil, &status); err != nil {
-		return err
+	client, _, _ := net.SplitHostPort(connection.Client)
+	var now *explain.Answer
+	// Not everything is a question: a PROXY header can name a client of the other family.
+	if q, err := explain.ParseQuestion(connection.Protocol, client, connection.VIP); err == nil {
+		if now, err = askProxy(ctx, c, false)(q); err != nil {
+			return err
+		}
 	}
-	return show.Story(cmd.OutOrStdout(), &connection, status.Applied)
+	return show.Story(cmd.OutOrStdout(), &connection, now)
 }

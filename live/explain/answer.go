@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live"
@@ -33,18 +34,28 @@ type Answer struct {
 	// unless the verdict is "accept".
 	Source string `json:"source"`
 	// Affinity is "ClientIP" or "None".
-	Affinity string   `json:"affinity"`
-	Reason   string   `json:"reason"`
-	Rules    []string `json:"rules"`
+	Affinity string `json:"affinity"`
+	// Since is when the service port changed last in the running proxy: its Service, its
+	// endpoints, or what the node decides by. Without a proxy, or a Service, there is none.
+	Since  time.Time `json:"since,omitzero"`
+	Reason string    `json:"reason"`
+	Rules  []string  `json:"rules"`
 	// Text is the answer for people, if it was asked for.
 	Text string `json:"text,omitempty"`
 }
 
+// Moment is the form of a time for people.
+const Moment = "2006-01-02 15:04:05.000"
+
 // Ask answers a question, with text for people if that is wanted. The text has what new
-// connections to the service port meet now, if choosing is not nil.
-func Ask(t *policy.Table, q Question, text bool, choosing func(*service.Port) live.Choosing) *Answer {
+// connections to the service port meet now, if choosing is not nil. since returns when a
+// service port changed last; nil if nobody knows.
+func Ask(t *policy.Table, q Question, text bool, choosing func(*service.Port) live.Choosing, since func(*service.Port) time.Time) *Answer {
 	e := t.Explain(q.Protocol, q.From, q.To)
 	a := answer(&e)
+	if since != nil && e.Verdict.Port != nil {
+		a.Since = since(e.Verdict.Port).UTC()
+	}
 	if text {
 		var c live.Choosing
 		if choosing != nil && e.Verdict.Port != nil {
@@ -123,6 +134,9 @@ func describe(t *policy.Table, q Question, e *policy.Explanation, a *Answer, c *
 	if a.Service != "" {
 		row("service", "%s, %s %s", printable.Name(a.Service), a.Address, q.To)
 		row("policy", "%s", a.Policy)
+	}
+	if !a.Since.IsZero() {
+		row("since", "%s", a.Since.Local().Format(Moment))
 	}
 	row("client", "%s is %s", q.From, e.Client())
 	found := ""

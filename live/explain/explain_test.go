@@ -30,7 +30,7 @@ func emptyTable() *policy.Table {
 
 // by has a table answer.
 func by(t *policy.Table) Asker {
-	return func(q Question) (*Answer, error) { return Ask(t, q, false, nil), nil }
+	return func(q Question) (*Answer, error) { return Ask(t, q, false, nil, nil), nil }
 }
 
 func TestParseQuestion(t *testing.T) {
@@ -152,7 +152,7 @@ func TestEndpointsFollowTheVerdict(t *testing.T) {
 					t.Fatalf("rule %s has no text", rule)
 				}
 			}
-			if text := Ask(table, q, true, nil).Text; !strings.Contains(text, e.Reason) {
+			if text := Ask(table, q, true, nil, nil).Text; !strings.Contains(text, e.Reason) {
 				t.Fatalf("the text does not say %q:\n%s", e.Reason, text)
 			}
 		}

@@ -142,8 +142,8 @@ func awaitListed(t *testing.T, lab *netns.Lab, filter string) (c api.Connection)
 	return c
 }
 
-// TestStoryOfAnotherConfiguration: sluice story says that the configuration has changed since a
-// connection opened, and sluice explain of which one its answer is.
+// TestStoryOfAnotherConfiguration: sluice story says that its Service has changed since a
+// connection opened, and sluice explain since when it is as it is. Other Services do not count.
 func TestStoryOfAnotherConfiguration(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
@@ -151,11 +151,22 @@ func TestStoryOfAnotherConfiguration(t *testing.T) {
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	id := strconv.FormatUint(awaitListed(t, lab, "state=open").ID, 10)
-	const changed = "the configuration has changed since it began, at "
+	const changed = "the Service, its endpoints or this node have changed since it began, at "
 	if out, err := sluice(t, lab, "story", id); err != nil || strings.Contains(out, changed) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	p.write("other.yaml", webService{name: "other", vips: []string{"10.96.0.82"}, port: 80, endpoints: on(8080, lab.Backends...)}.yaml())
+	other := webService{name: "other", vips: []string{"10.96.0.82"}, port: 80, endpoints: on(8080, lab.Backends...)}
+	p.apply(other)
+	wait.For(t, "another Service is there", startTimeout, func() error {
+		_, err := lab.Client.Dial("tcp", other.vips[0]+":80")
+		return err
+	})
+	if out, err := sluice(t, lab, "story", id); err != nil || strings.Contains(out, changed) {
+		t.Fatalf("another Service is no change: %v: %s", err, out)
+	}
+	web := webOn(lab)
+	web.endpoints = append(web.endpoints, on(8081, lab.Backends[0])...)
+	p.apply(web)
 	var at string
 	wait.For(t, "the story says that it has changed", startTimeout, func() error {
 		out, err := sluice(t, lab, "story", id)
@@ -165,7 +176,7 @@ func TestStoryOfAnotherConfiguration(t *testing.T) {
 		}
 		return nil
 	})
-	if out, err := sluice(t, lab, "explain", "--from", "10.1.0.2", "--to", addresses(80, vip4)[0]); err != nil || !strings.Contains(out, "its configuration is of "+at) {
+	if out, err := sluice(t, lab, "explain", "--from", "10.1.0.2", "--to", addresses(80, vip4)[0]); err != nil || !strings.Contains(out, "since      "+at) {
 		t.Errorf("%v, want that of %q: %s", err, at, out)
 	}
 }

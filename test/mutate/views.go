@@ -108,8 +108,13 @@ var views = []mutation{
 		pkg: "test/web", test: "TestPage/Story",
 	},
 	{
-		name: "story-told-of-today", what: "sluice story does not say that the configuration has changed since a connection opened",
-		file: "cmd/sluice/internal/show/story.go", old: "if applied.After(c.Time) {", new: "if applied.Before(c.Time) {",
+		name: "story-told-of-today", what: "sluice story does not say that a Service has changed since a connection opened",
+		file: "cmd/sluice/internal/show/story.go", old: "case now.Since.After(c.Time):", new: "case now.Since.Before(c.Time):",
+		pkg: "test/e2e", test: "TestStoryOfAnotherConfiguration",
+	},
+	{
+		name: "story-of-any-change", what: "a change of one Service counts as one of all",
+		file: "node/changes.go", old: "for id := range t.Changed(prev) {", new: "for id := range service.PortID(len(at)) {",
 		pkg: "test/e2e", test: "TestStoryOfAnotherConfiguration",
 	},
 	{

@@ -183,10 +183,12 @@ func retriedStory(t *testing.T, d *demo, b *browser) {
 			t.Errorf("the story lacks %q:\n%s", want, story)
 		}
 	}
-	// What explains it is the configuration of now, which the story says once it is another.
-	d.put(t, "new.yaml", oneManifest)
-	t.Cleanup(func() { _ = os.Remove(filepath.Join(d.manifests, "new.yaml")) })
-	b.await("the story says that the configuration has changed since", `/has changed since/.test(document.querySelector("#panel .outdated")?.textContent)`)
+	// What explains it is the Service of now, which the story says once it is another.
+	before, err := os.ReadFile(filepath.Join(d.manifests, "search.yaml"))
+	must.OK(t, err)
+	t.Cleanup(func() { d.put(t, "search.yaml", string(before)) })
+	d.put(t, "search.yaml", strings.Replace(string(before), "  namespace: shop\n", "  namespace: shop\n  annotations: {sluice.dev/idle-timeout: 1h}\n", 1))
+	b.await("the story says that its Service has changed since", `/have changed since/.test(document.querySelector("#panel .outdated")?.textContent)`)
 	b.picture("story")
 	b.filter("")
 }

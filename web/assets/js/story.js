@@ -133,9 +133,9 @@ export function story(selection) {
 
   /** Says that another configuration may have decided than the one that explains. */
   function outdated() {
-    const applied = store.status?.applied;
-    if (!(Date.parse(applied) > Date.parse(c.time))) return null;
-    return el("p", { class: "hint outdated" }, "The configuration has changed since, at " + clock(applied, true) + ": this is how the proxy would decide now.");
+    const text = why.service !== (c.service ?? "") ? "The address is now of " + (why.service || "no Service") + "."
+      : Date.parse(why.since) > Date.parse(c.time) ? "The Service, its endpoints or the node have changed since, at " + clock(why.since, true) + ": this is how the proxy would decide now." : "";
+    return text ? el("p", { class: "hint outdated" }, text) : null;
   }
 
   function sentence() {

@@ -5,16 +5,16 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/sluice-proxy/sluice/internal/amount"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/explain"
 )
 
-// Story writes what is known of one connection, and the verdict about it. The configuration in
-// force is of the time applied.
-func Story(out io.Writer, c *api.Connection, applied time.Time) error {
+// Story writes what is known of one connection, and the verdict about it. now is what policy
+// says now of its client and the address that it asked for, nil if it cannot be asked.
+func Story(out io.Writer, c *api.Connection, now *explain.Answer) error {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-11s %s\n", name, printable.Text(fmt.Sprintf(format, args...)))
@@ -32,7 +32,7 @@ func Story(out io.Writer, c *api.Connection, applied time.Time) error {
 	}
 	line("client", "%s", client)
 	line("asked for", "%s (%s) %s", c.VIP, c.VIPKind, c.Service)
-	line("began", "%s, %s", c.Time.Local().Format(Moment), lasted(c))
+	line("began", "%s, %s", c.Time.Local().Format(explain.Moment), lasted(c))
 	for _, a := range c.Failed {
 		line("attempt", "%s %s: %s after %s", cmp.Or(a.Endpoint, "no endpoint"), a.Pod, a.Error, us(a.US))
 	}
@@ -75,15 +75,16 @@ func Story(out io.Writer, c *api.Connection, applied time.Time) error {
 	if v := c.Verdict; v != nil {
 		line("verdict", "%s: %s", culprit(v.Who), v.Why)
 	}
-	if applied.After(c.Time) {
-		line("note", "the configuration has changed since it began, at %s: sluice explain says how the proxy would decide now", applied.Local().Format(Moment))
+	switch {
+	case now == nil:
+	case now.Service != c.Service:
+		line("note", "the address is now of %s", cmp.Or(now.Service, "no Service"))
+	case now.Since.After(c.Time):
+		line("note", "the Service, its endpoints or this node have changed since it began, at %s: sluice explain says how the proxy would decide now", now.Since.Local().Format(explain.Moment))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
 }
-
-// Moment is the form of a time.
-const Moment = "2006-01-02 15:04:05.000"
 
 // lasted writes how long ago an open connection began, or how long one lasted.
 func lasted(c *api.Connection) string {
