@@ -19,8 +19,8 @@ type JSONEncoder struct {
 	line   []byte
 	second int64  // since 1970, that date is for
 	date   []byte // as in RFC 3339, up to the second
-	// ClientPod finds an endpoint of the client's pod, or nil; it is not asked if it is nil.
-	ClientPod func(netip.Addr) *service.Endpoint
+	// ClientPod finds the client's pod; the zero Name is none. It is not asked if it is nil.
+	ClientPod func(netip.Addr) service.Name
 }
 
 // NewJSONEncoder returns an encoder that writes each record by one Write.
@@ -46,8 +46,8 @@ func (j *JSONEncoder) Encode(r *Record) {
 	if node := r.ClientNode(); node != "" {
 		b = appendText(b, "client_node", node)
 	} else if j.ClientPod != nil {
-		if ep := j.ClientPod(r.Client.Addr()); ep != nil {
-			b = appendStrings(appendKey(b, "client_pod"), ep.Pod.Namespace, "/", ep.Pod.Name)
+		if pod := j.ClientPod(r.Client.Addr()); pod.Name != "" {
+			b = appendStrings(appendKey(b, "client_pod"), pod.Namespace, "/", pod.Name)
 		}
 	}
 	if via := r.Via(); via.IsValid() {

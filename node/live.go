@@ -45,7 +45,7 @@ func (p *Proxy) openLive() error {
 // answers returns the sources of the admin API's answers.
 func (p *Proxy) answers() serve.Options {
 	o := &p.config
-	return serve.Options{
+	answers := serve.Options{
 		View: p.view, History: p.history, Past: p.past,
 		Version: api.Version{
 			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
@@ -67,6 +67,10 @@ func (p *Proxy) answers() serve.Options {
 		SetVerbosity: p.verbosity.set,
 		Log:          p.log,
 	}
+	if p.cluster != nil {
+		answers.PodAt = p.cluster.PodAt
+	}
+	return answers
 }
 
 // choosing returns how endpoints are chosen for new connections to a service port.

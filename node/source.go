@@ -25,6 +25,7 @@ type Source struct {
 	Allocate        []netip.Prefix // ranges of cluster IPs for manifests without one
 	Cluster         kubernetes.Connection
 	MinSyncPeriod   time.Duration // between two changes of the API server; 0: none
+	ClientPodNames  bool          // know the pods of this node from the API server
 }
 
 // Objects passes on everything first, then each change, until ctx ends.
@@ -67,6 +68,7 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 		ServiceProxyName: o.Store.ServiceProxyName,
 		MinSyncPeriod:    o.Source.MinSyncPeriod,
 		Names:            len(o.DNS.Addresses) > 0,
+		Pods:             o.Source.ClientPodNames,
 		Logger:           log,
 	}), client, nil
 }

@@ -17,6 +17,7 @@ import (
 type clusterOptions struct {
 	connection    kubernetes.Connection
 	minSyncPeriod time.Duration
+	podNames      bool
 }
 
 func (o *clusterOptions) register(f *pflag.FlagSet) {
@@ -28,6 +29,7 @@ func (o *clusterOptions) register(f *pflag.FlagSet) {
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
 	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "minimum time between two applied changes from the API server; 0 applies a single change at once")
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "another name of --min-sync-period")
+	f.BoolVar(&o.podNames, "client-pod-names", false, "know the names of clients that are pods of this node; needs the right to list and watch pods")
 	_ = f.MarkHidden("iptables-min-sync-period") // it exists
 }
 
@@ -50,7 +52,10 @@ func (o *clusterOptions) validate() error {
 
 // source says where Services come from.
 func (o *runOptions) source() node.Source {
-	return node.Source{Manifests: o.manifests, MaxManifestSize: o.maxManifestSize, Allocate: o.allocate, Cluster: o.cluster.connection, MinSyncPeriod: o.cluster.minSyncPeriod}
+	return node.Source{
+		Manifests: o.manifests, MaxManifestSize: o.maxManifestSize, Allocate: o.allocate,
+		Cluster: o.cluster.connection, MinSyncPeriod: o.cluster.minSyncPeriod, ClientPodNames: o.cluster.podNames,
+	}
 }
 
 // errNothingToServe says how to start.

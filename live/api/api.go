@@ -77,7 +77,7 @@ type Connection struct {
 	Path       string    `json:"path"`
 	Client     string    `json:"client"`
 	ClientNode string    `json:"client_node,omitempty"`
-	ClientPod  string    `json:"client_pod,omitempty"` // if it serves something
+	ClientPod  string    `json:"client_pod,omitempty"` // if it is known
 	Via        string    `json:"via,omitempty"`
 	VIP        string    `json:"vip"`
 	VIPKind    string    `json:"vip_kind"`

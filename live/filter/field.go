@@ -64,7 +64,7 @@ var configuredFields = []field{
 var otherFields = []field{
 	{name: "client", about: "the client's address and port", example: "10.1.0.0/16", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.Client })},
 	{name: "client_node", about: "this node, if the client is one of its own processes", example: "node-a", compile: names(func(r *conntrack.Record) string { return r.ClientNode() })},
-	{name: "client_pod", about: "the client's pod, if it serves something: name or namespace/name", example: "shop/web-*"},
+	{name: "client_pod", about: "the client's pod, if it is known: name or namespace/name", example: "shop/web-*"},
 	{name: "via", about: "the load balancer that named the client by the PROXY protocol", example: "10.0.0.2", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.Via() })},
 	{name: "source_address", about: "the address that the endpoint sees", example: "10.0.0.1", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.SourceAddr })},
 	{name: "error", about: "why an attempt failed", example: "timeout", compile: failedWith, values: texts(conntrack.DialErrors()...)},

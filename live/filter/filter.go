@@ -73,9 +73,9 @@ func (f *Filter) NeedsTransport() bool { return f.open }
 // NamesClients reports whether Match asks for the pods of clients.
 func (f *Filter) NamesClients() bool { return f.clients != nil }
 
-// NameClients tells the filter how to find the pod of a client: at returns an endpoint of it,
-// or nil. Call it before the first Match; without it, no client has a pod.
-func (f *Filter) NameClients(at func(netip.Addr) *service.Endpoint) {
+// NameClients tells the filter how to find the pod of a client: at returns its name, or the
+// zero one. Call it before the first Match; without it, no client has a pod.
+func (f *Filter) NameClients(at func(netip.Addr) service.Name) {
 	if f.clients != nil {
 		f.clients.at = at
 	}

@@ -64,7 +64,7 @@ func qualified(get func(*conntrack.Record) *service.Name) compiler {
 
 // clients finds the pods of clients.
 type clients struct {
-	at func(netip.Addr) *service.Endpoint // nil: nobody knows
+	at func(netip.Addr) service.Name // nil: nobody knows
 }
 
 // compile compiles the client's pod.
@@ -74,8 +74,8 @@ func (c *clients) compile(_ operator, text string) (match, error) {
 		if c.at == nil || r.ClientNode() != "" {
 			return false
 		}
-		ep := c.at(r.Client.Addr())
-		return ep != nil && holds(&ep.Pod)
+		pod := c.at(r.Client.Addr())
+		return pod.Name != "" && holds(&pod)
 	}, err
 }
 

@@ -18,10 +18,11 @@ const (
 	podsRest = 30
 )
 
-// pods finds pods that serve something by their addresses. Its index takes 8 bytes for each
+// pods finds pods by their addresses: those that named knows, and those that serve something. Its index takes 8 bytes for each
 // endpoint while somebody looks, and may be a second behind the configuration when that
 // changes. It is safe for concurrent use, and At never waits.
 type pods struct {
+	named    func(netip.Addr) service.Name // may be nil
 	snapshot func() *service.Snapshot
 	current  atomic.Pointer[podIndex]
 	used     atomic.Bool // since the timer fired
@@ -79,9 +80,14 @@ func (p *pods) forget() {
 	p.current.Store(nil)
 }
 
-// At returns an endpoint of the pod that has an address; nil if none is known, or several
+// At returns the name of the pod that has an address; the zero one if none is known, or several
 // have it, as those with their node's network. An old index is replaced meanwhile.
-func (p *pods) At(a netip.Addr) *service.Endpoint {
+func (p *pods) At(a netip.Addr) service.Name {
+	if p.named != nil {
+		if name := p.named(a); name.Name != "" {
+			return name
+		}
+	}
 	x := p.current.Load()
 	p.used.Store(true)
 	if (x == nil || x.of != p.snapshot() && time.Now().After(x.next)) && p.mu.TryLock() {
@@ -91,7 +97,7 @@ func (p *pods) At(a netip.Addr) *service.Endpoint {
 		}()
 	}
 	if x == nil {
-		return nil
+		return service.Name{}
 	}
 	return x.at(a)
 }
@@ -120,10 +126,10 @@ func newPodIndex(snap *service.Snapshot) *podIndex {
 	return x
 }
 
-func (x *podIndex) at(a netip.Addr) *service.Endpoint {
+func (x *podIndex) at(a netip.Addr) service.Name {
 	i, found := slices.BinarySearchFunc(x.sorted, a, func(ep *service.Endpoint, a netip.Addr) int { return ep.Addr.Addr().Compare(a) })
 	if !found {
-		return nil
+		return service.Name{}
 	}
-	return x.sorted[i]
+	return x.sorted[i].Pod
 }

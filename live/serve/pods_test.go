@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// Connections name the client's pod if it serves something and has its address alone, and
-// the filter selects by it.
+// Connections name the client's pod if it serves something and has its address alone, or is one of
+// this node's, and the filter selects by it.
 func TestClientPods(t *testing.T) {
 	s := newSite(t, slice("web-1", 80,
 		discoveryv1.Endpoint{Addresses: []string{"10.1.0.4"}, TargetRef: pod("web-a")},
@@ -23,16 +23,18 @@ func TestClientPods(t *testing.T) {
 		discoveryv1.Endpoint{Addresses: []string{"192.0.2.1"}, TargetRef: pod("host-a")},
 	), slice("web-2", 81, discoveryv1.Endpoint{Addresses: []string{"192.0.2.1"}, TargetRef: pod("host-b")},
 		discoveryv1.Endpoint{Addresses: []string{"10.1.0.6"}, TargetRef: pod("web-b")}))
+	s.podAt = map[string]string{"10.1.0.7": "asks", "10.1.0.6": "web-c"} // the second has its address since a moment
 	clients := []string{"10.1.0.4:1000", "10.1.0.5:1000", "10.1.0.6:1000", "192.0.2.1:1000", "10.1.0.7:1000"}
 	for _, c := range clients {
 		s.open(c)
 	}
 	for filter, want := range map[string][]string{
 		"": {
-			"shop/web-a", "", "shop/web-b", "", "",
+			"shop/web-a", "", "shop/web-c", "shop/asks", "",
 		},
 		"client_pod=web-a":     {"shop/web-a"},
-		"client_pod=shop/web*": {"shop/web-a", "shop/web-b"},
+		"client_pod=shop/web*": {"shop/web-a", "shop/web-c"},
+		"client_pod=asks":      {"shop/asks"},
 		"client_pod=shop/host": nil,
 	} {
 		var page api.Connections
@@ -65,13 +67,13 @@ func TestPodsFollowTheConfiguration(t *testing.T) {
 	snap := snapshotOf(2, "old")
 	p := &pods{snapshot: func() *service.Snapshot { return snap }}
 	p.prepare()
-	if ep := p.At(a); ep == nil || ep.PodName() != "shop/old-1" {
-		t.Fatalf("%v", ep)
+	if pod := p.At(a); pod.String() != "shop/old-1" {
+		t.Fatalf("%v", pod)
 	}
 	snap = snapshotOf(2, "new")
 	wait.For(t, "the new pod's name", 10*time.Second, func() error {
-		if ep := p.At(a); ep == nil || ep.PodName() != "shop/new-1" {
-			return fmt.Errorf("%v", ep)
+		if pod := p.At(a); pod.String() != "shop/new-1" {
+			return fmt.Errorf("%v", pod)
 		}
 		return nil
 	})

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -32,6 +33,9 @@ type Options struct {
 	Version api.Version
 	// Policy returns the policy in force. It is called from any goroutine.
 	Policy func() *policy.Table
+	// PodAt returns the name of a pod by its address, also if it serves nothing; the zero one if
+	// none is known. It is called from any goroutine, and may be nil.
+	PodAt func(netip.Addr) service.Name
 	// Choosing returns what new connections to a service port meet. It is called from any
 	// goroutine.
 	Choosing func(*service.Port) live.Choosing
@@ -62,6 +66,7 @@ type Handler struct {
 // New returns a Handler.
 func New(o Options) *Handler {
 	h := &Handler{options: o, mux: http.NewServeMux(), pastReaders: make(chan struct{}, maxPastReaders)}
+	h.pods.named = o.PodAt
 	h.pods.snapshot = func() *service.Snapshot { return o.Policy().Snapshot() }
 	h.get(api.PathVersion, h.version)
 	h.get(api.PathConnections, h.connections, "filter", "sort", "offset", "limit", "transport")

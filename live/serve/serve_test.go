@@ -39,6 +39,7 @@ import (
 
 // site is a server over a table of connections.
 type site struct {
+	podAt  map[string]string // names of pods by address
 	url    string
 	shard  *conntrack.Shard
 	loop   *poll.Loop
@@ -89,8 +90,14 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	t.Cleanup(past.Close)
 	h := New(Options{
 		View: view, History: history, Past: past,
-		Version:  api.Version{API: "v1", Node: "node-a"},
-		Policy:   func() *policy.Table { return policies },
+		Version: api.Version{API: "v1", Node: "node-a"},
+		Policy:  func() *policy.Table { return policies },
+		PodAt: func(a netip.Addr) (pod service.Name) {
+			if name := s.podAt[a.String()]; name != "" {
+				pod = service.Name{Namespace: "shop", Name: name}
+			}
+			return pod
+		},
 		Choosing: func(*service.Port) live.Choosing { return live.Choosing{} },
 		MayAct:   func(*http.Request) bool { return s.mayAct.Load() },
 		Status:   func(context.Context) (*api.Status, error) { return &api.Status{Ready: true}, nil },

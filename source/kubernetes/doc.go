@@ -11,7 +11,8 @@
 // Services that are not headless, as a proxy with a name only those with its label
 // (A1.1, A1.2), EndpointSlices without the headless label (A1.3), the Node of Options.NodeName,
 // and ServiceCIDRs. While a Service has the annotation sluice.dev/topology-keys,
-// the metadata of all nodes is watched too, as it holds their labels.
+// the metadata of all nodes is watched too, as it holds their labels. With Options.Pods, the pods
+// of the node are watched, whose names PodAt returns; they are in no change.
 //
 // Objects are trimmed to the fields that the model reads and passed on. The
 // package keeps only their names and resource versions.

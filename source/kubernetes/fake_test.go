@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -180,6 +181,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	from, _ := strconv.Atoi(q.Get("resourceVersion"))
 	wanted := func(o object) bool {
 		name, one := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name=")
+		node, ofNode := strings.CutPrefix(q.Get("fieldSelector"), "spec.nodeName=")
+		if p, ok := o.(*corev1.Pod); ofNode && (!ok || p.Spec.NodeName != node) {
+			return false
+		}
 		return selector.Matches(labels.Set(o.GetLabels())) && (!one || o.GetName() == name)
 	}
 	encode := func(o object) any {
@@ -219,7 +224,7 @@ func (f *fakeAPI) fail(w http.ResponseWriter, code int32, reason metav1.StatusRe
 }
 
 var listKinds = map[string][2]string{
-	"services": {"v1", "ServiceList"}, "nodes": {"v1", "NodeList"},
+	"services": {"v1", "ServiceList"}, "nodes": {"v1", "NodeList"}, "pods": {"v1", "PodList"},
 	"endpointslices": {"discovery.k8s.io/v1", "EndpointSliceList"}, "servicecidrs": {"networking.k8s.io/v1", "ServiceCIDRList"},
 }
 

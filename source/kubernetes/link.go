@@ -162,7 +162,11 @@ func (l *link) forget(kind string) {
 func (l *link) stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Stats{Connected: len(l.broken) == 0 && len(l.refused) == 0, Errors: l.errors, Relists: l.relists}
+	refused := len(l.refused)
+	if l.refused[podsKind] != nil { // names are missing, and nothing else
+		refused--
+	}
+	return Stats{Connected: len(l.broken) == 0 && refused == 0, Errors: l.errors, Relists: l.relists}
 }
 
 // asker receives the results of a request's attempts; it travels in the request's

@@ -38,6 +38,8 @@ type Options struct {
 	// Names adds headless Services and their slices, which proxies ignore (A1.3, A1.4) and
 	// a DNS server needs.
 	Names bool
+	// Pods has PodAt know the pods of NodeName.
+	Pods bool
 	// Logger receives lines about the API server.
 	Logger zerolog.Logger
 }
@@ -68,6 +70,7 @@ type Source struct {
 	link    *link
 
 	topology *topology
+	pods     pods
 	watchers []*watcher
 	// required kinds must be listed before the first change (A1.16); wanted kinds
 	// may delay it for nodePatience.
@@ -90,6 +93,9 @@ func New(client *Client, options Options) *Source {
 	s.wanted = []<-chan struct{}{s.addServiceCIDRs()}
 	if options.NodeName != "" {
 		s.wanted = append(s.wanted, s.addNode())
+	}
+	if options.Pods {
+		s.addPods()
 	}
 	return s
 }

@@ -3,6 +3,7 @@
 package helm
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,7 +28,10 @@ func render(release string, values map[string]any) ([]string, error) {
 // kustomize returns the output of kubectl kustomize, in the same form.
 func kustomize(t *testing.T, folder string) []string {
 	t.Helper()
-	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(deploy, "kustomize", folder))
+	if !filepath.IsAbs(folder) {
+		folder = filepath.Join(deploy, "kustomize", folder)
+	}
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,6 +46,24 @@ func kustomize(t *testing.T, folder string) []string {
 	return out
 }
 
+// withClientPodNames returns a folder with the base and the component client-pod-names.
+func withClientPodNames(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	from, err := filepath.Abs(filepath.Join(deploy, "kustomize"))
+	if err == nil {
+		from, err = filepath.Rel(folder, from)
+	}
+	if err == nil {
+		text := "resources: [" + from + "/base]\ncomponents: [" + from + "/client-pod-names]\n"
+		err = os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
 func TestChartIsTheKustomizeBase(t *testing.T) {
 	for _, test := range []struct {
 		folder, release string
@@ -49,6 +71,7 @@ func TestChartIsTheKustomizeBase(t *testing.T) {
 	}{
 		{"base", ourName, nil},
 		{"replace-kube-proxy", ourName, map[string]any{"kubeProxyConfigMap": "kube-proxy", "healthzPort": 10256, "metricsBindAddress": "127.0.0.1:10249"}},
+		{withClientPodNames(t), ourName, map[string]any{"clientPodNames": true}},
 		{"beside", "sluice-beside", map[string]any{"serviceProxyName": "sluice", "healthzPort": 10266, "metricsBindAddress": "127.0.0.1:10269"}},
 	} {
 		want := kustomize(t, test.folder)

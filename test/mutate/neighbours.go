@@ -103,6 +103,16 @@ var neighbours = []mutation{
 		pkg: "live/serve", test: "TestPodsFollowTheConfiguration",
 	},
 	{
+		name: "pods-of-the-dead", what: "a pod's old address names it, though another pod may have it",
+		file: "source/kubernetes/pods.go", old: "if p.names[a] == name {", new: "if p.names[a] != name {",
+		pkg: "source/kubernetes", test: "TestPodsOfThisNode",
+	},
+	{
+		name: "pods-of-the-host", what: "pods with the node's network have its address for theirs",
+		file: "source/kubernetes/pods.go", old: "if p.Spec.HostNetwork || ", new: "if ",
+		pkg: "source/kubernetes", test: "TestPodsOfThisNode",
+	},
+	{
 		name: "client-pods-unnamed", what: "records do not say which pod is the client",
 		file: "live/serve/connections.go", old: "e.ClientPod = h.pods.At", new: "e.ClientPod = nil",
 		pkg: "test/e2e", test: "TestClientsPodsAreNamed",
