@@ -3,6 +3,7 @@ package datagram
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
@@ -191,13 +192,9 @@ func (s *Server) Take(m *handover.Moved) handover.Taken {
 
 // serves reports whether an endpoint keeps its sessions.
 func serves(port *service.Port, endpoint netip.AddrPort) bool {
-	list := port.Families[service.FamilyOf(endpoint.Addr())].Endpoints
-	for i := range list {
-		if e := &list[i]; e.Addr == endpoint && (e.Serving || e.Ready) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(port.Families[service.FamilyOf(endpoint.Addr())].Endpoints, func(e service.Endpoint) bool {
+		return e.Addr == endpoint && (e.Serving || e.Ready)
+	})
 }
 
 // listenerOf returns the listening socket that a session's datagrams come to: the one in the same

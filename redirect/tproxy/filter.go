@@ -119,12 +119,9 @@ func (f *filter) outdated(p *redirect.Plan) bool {
 // retriable reports whether filling the table anew can help after an error: another
 // program changed it, the message was too large, or the answers got lost.
 func retriable(err error) bool {
-	for _, e := range []error{syscall.ENOENT, syscall.EEXIST, syscall.EBUSY, syscall.EMSGSIZE, syscall.ENOBUFS, syscall.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{syscall.ENOENT, syscall.EEXIST, syscall.EBUSY, syscall.EMSGSIZE, syscall.ENOBUFS, syscall.EINTR}, func(e error) bool {
+		return errors.Is(err, e)
+	})
 }
 
 // update changes elements in one transaction.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -124,12 +125,7 @@ func walkOnce(root string, info fs.FileInfo, p *calls, enter func(dir string)) (
 }
 
 func containsFile(infos []fs.FileInfo, info fs.FileInfo) bool {
-	for _, i := range infos {
-		if os.SameFile(i, info) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(infos, func(i fs.FileInfo) bool { return os.SameFile(i, info) })
 }
 
 // above returns the parents of a directory, with symlinks resolved.

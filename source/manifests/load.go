@@ -122,12 +122,7 @@ func (w *Watcher) missing(t tree) []string {
 
 // below reports whether a file is below one of the directories.
 func below(name string, dirs []string) bool {
-	for _, dir := range dirs {
-		if strings.HasPrefix(name, dir+"/") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(name, dir+"/") })
 }
 
 // reading is the result of reading a file.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -130,12 +131,7 @@ func (j *journal) recordsOf(ctx context.Context, keys []key, within time.Duratio
 func (j *journal) retried(k key) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, r := range j.records[k] {
-		if r.retried() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(j.records[k], (*record).retried)
 }
 
 // size returns the number of records that have come.
@@ -154,7 +150,7 @@ func (j *journal) size() int {
 func (j *journal) audit(keys []key) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	all := append([]error(nil), j.bad...)
+	all := slices.Clone(j.bad)
 	wanted := make(map[key]bool, len(keys))
 	for _, k := range keys {
 		wanted[k] = true
