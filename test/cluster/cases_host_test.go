@@ -61,16 +61,10 @@ var hostCases = []testCase{
 		l, err := w.hosts.Node.Listen("tcp", ":54322")
 		must.OK(w.t, err)
 		defer l.Close()
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = c.Write([]byte("host:54322\n"))
-				_ = c.Close()
-			}
-		}()
+		go netns.Accept(l, func(c net.Conn) {
+			_, _ = c.Write([]byte("host:54322\n"))
+			_ = c.Close()
+		})
 		svc := w.service("same", func(s *corev1.Service) { s.Spec.Ports[0].Port = 54322 })
 		w.slice("same", w.pod1(), w.pod3())
 		w.everybody("tcp", at(w.hosts.Node.IPv4.String(), 54322), "host:54322")

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/test/must"
+	"github.com/sluice-proxy/sluice/test/netns"
 )
 
 // TestWatchers measures what proxies cost the API server: the bytes and watches of one Sluice
@@ -209,21 +210,15 @@ func (m *meter) serve(w *world, listen func(network, address string) (net.Listen
 	must.OK(w.t, err)
 	w.t.Cleanup(func() { _ = l.Close() })
 	target := strings.TrimPrefix(apiServer, "https://")
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			server, err := w.hosts.Node.Dial("tcp", target)
-			if err != nil {
-				_ = c.Close()
-				continue
-			}
-			go count(server, c, &m.up)
-			go count(c, server, &m.down)
+	go netns.Accept(l, func(c net.Conn) {
+		server, err := w.hosts.Node.Dial("tcp", target)
+		if err != nil {
+			_ = c.Close()
+			return
 		}
-	}()
+		go count(server, c, &m.up)
+		go count(c, server, &m.down)
+	})
 	return l.Addr().String()
 }
 

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -143,23 +142,13 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 	j := &joiner{lab: lab, dialer: net.Dialer{Timeout: startTimeout}, accepted: make(chan *net.TCPConn)}
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done); _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			select {
-			case j.accepted <- c.(*net.TCPConn):
-			case <-done:
-				c.Close()
-				return
-			}
+	go netns.Accept(l, func(c net.Conn) {
+		select {
+		case j.accepted <- c.(*net.TCPConn):
+		case <-done:
+			c.Close()
 		}
-	}()
+	})
 	return j
 }
 

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
 )
 
 // fuzzEnd is how one side of a talk ends.
@@ -411,14 +413,7 @@ type fuzzServer struct {
 
 // serve accepts until the listener is closed.
 func (s *fuzzServer) serve(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			continue
-		}
+	netns.Accept(l, func(c net.Conn) {
 		conn := c.(*net.TCPConn)
 		killed := &atomic.Bool{}
 		s.mu.Lock()
@@ -429,7 +424,7 @@ func (s *fuzzServer) serve(l net.Listener) {
 			reset(conn)
 		}
 		go s.one(conn, killed)
-	}
+	})
 }
 
 func (s *fuzzServer) one(c *net.TCPConn, killed *atomic.Bool) {

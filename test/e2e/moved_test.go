@@ -255,21 +255,12 @@ func echoSilently(t *testing.T, h *netns.Host, port uint16) net.Listener {
 	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
 	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, struct{ io.Reader }{c})
-			}()
-		}
-	}()
+	go netns.Accept(l, func(c net.Conn) {
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, struct{ io.Reader }{c})
+		}()
+	})
 	return l
 }
 

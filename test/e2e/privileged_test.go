@@ -74,17 +74,13 @@ func answerPrivileged(t *testing.T, h *netns.Host, address string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
+		netns.Accept(l, func(c net.Conn) {
 			at := netip.MustParseAddrPort(c.RemoteAddr().String())
 			if at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()); at.Port() < 1024 {
 				_, _ = io.WriteString(c, at.String())
 			}
 			_ = c.Close()
-		}
+		})
 	}()
 	t.Cleanup(func() {
 		_ = l.Close()

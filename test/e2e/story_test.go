@@ -113,16 +113,10 @@ func serveBy(t *testing.T, h *netns.Host, f func(net.Conn) error) {
 	l, err := h.Listen("tcp", ":8080")
 	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { _ = c.Close() })
-			go func() { _ = f(c) }()
-		}
-	}()
+	go netns.Accept(l, func(c net.Conn) {
+		t.Cleanup(func() { _ = c.Close() })
+		go func() { _ = f(c) }()
+	})
 }
 
 // awaitListed waits until sluice conns lists one connection that matches a filter.

@@ -64,6 +64,19 @@ func (h *Host) WitnessTCPAt(t testing.TB, address string) *Echo {
 	return h.serve(t, address, true)
 }
 
+// Accept calls serve for each connection, until the listener is closed.
+func Accept(l net.Listener, serve func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil { // else the client went away before accept
+			serve(c)
+		}
+	}
+}
+
 // ServeTCP serves each connection to an address with a goroutine, and closes it then. It
 // accepts none after the test.
 func (h *Host) ServeTCP(t testing.TB, address string, serve func(*net.TCPConn)) {
@@ -71,21 +84,12 @@ func (h *Host) ServeTCP(t testing.TB, address string, serve func(*net.TCPConn)) 
 	l, err := h.Listen("tcp", address)
 	must.OKf(t, err, "%s", h.Name())
 	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue // the client went away before accept
-			}
-			go func() {
-				defer c.Close()
-				serve(c.(*net.TCPConn))
-			}()
-		}
-	}()
+	go Accept(l, func(c net.Conn) {
+		go func() {
+			defer c.Close()
+			serve(c.(*net.TCPConn))
+		}()
+	})
 }
 
 func (h *Host) serve(t testing.TB, address string, witness bool) *Echo {
@@ -126,14 +130,7 @@ func (e *Echo) Peers() []netip.AddrPort {
 }
 
 func (e *Echo) serveTCP(l net.Listener, served *sync.WaitGroup) {
-	for {
-		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			continue // the client went away before accept
-		}
+	Accept(l, func(c net.Conn) {
 		if !e.enter(c) {
 			_ = c.Close()
 			return
@@ -144,7 +141,7 @@ func (e *Echo) serveTCP(l net.Listener, served *sync.WaitGroup) {
 			defer e.leave(c)
 			e.echo(c.(*net.TCPConn))
 		}()
-	}
+	})
 }
 
 func (e *Echo) enter(c net.Conn) bool {

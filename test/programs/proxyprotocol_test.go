@@ -139,13 +139,9 @@ func (w *world) witness(h *netns.Host, from, to uint16, n int) <-chan string {
 		_, _ = io.Copy(server, c)
 	}
 	running.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
+		netns.Accept(l, func(c net.Conn) {
 			running.Go(func() { pass(c) })
-		}
+		})
 	})
 	return begins
 }

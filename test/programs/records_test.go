@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
+	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -118,19 +119,13 @@ func TestRsyslog(t *testing.T) {
 	must.OK(t, err)
 	t.Cleanup(func() { _ = receiver.Close() })
 	lines := make(chan string, 10*records)
-	go func() {
-		for {
-			c, err := receiver.Accept()
-			if err != nil {
-				return
+	go netns.Accept(receiver, func(c net.Conn) {
+		go func() {
+			for in := bufio.NewScanner(c); in.Scan(); {
+				lines <- in.Text()
 			}
-			go func() {
-				for in := bufio.NewScanner(c); in.Scan(); {
-					lines <- in.Text()
-				}
-			}()
-		}
-	}()
+		}()
+	})
 	_, port, err := net.SplitHostPort(receiver.Addr().String())
 	must.OK(t, err)
 	dir := t.TempDir()

@@ -128,13 +128,9 @@ func (f *Front) listen(d service.Destination, filter []unix.SockFilter) (t redir
 	}
 	t.Port = netip.MustParseAddrPort(l.Addr().String()).Port()
 	f.serve(l, func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
+		netns.Accept(l, func(c net.Conn) {
 			f.serve(c, func() { f.greetAndEcho(c) })
-		}
+		})
 	})
 	return t, func() { _ = l.Close() }, nil
 }
