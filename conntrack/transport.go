@@ -14,7 +14,7 @@ type Side struct {
 	// Known is how much of the rest is known.
 	Known Known
 	// RTT is the round-trip time to the peer in ns; of a kernel flow, that of the
-	// endpoint's handshake. 0 if it was not measured.
+	// handshake. 0 if it was not measured.
 	RTT int64
 	// Idle is the time in ns since the peer's last bytes; of a kernel flow, since its last
 	// packet.
@@ -25,8 +25,12 @@ type Side struct {
 	// Window is how many bytes the peer takes now.
 	Window uint32
 	// Retransmits are the segments that were sent again, Unanswered the repetitions and
-	// window probes since the peer's last acknowledgement.
+	// window probes since the peer's last acknowledgement. Of a kernel flow, the segments
+	// have come by here more than once.
 	Retransmits, Unanswered uint32
+	// Lost are the peer's segments that were lost on their way here, so that it has sent
+	// them again.
+	Lost uint32
 }
 
 // Known says where the fields of a Side are from.
@@ -35,9 +39,9 @@ type Known uint8
 const (
 	// Nothing is known.
 	Nothing Known = iota
-	// ByPackets are RTT, Idle and Unacked: what forwarded packets say.
+	// ByPackets are RTT, Idle, Unacked, Retransmits and Lost: what forwarded packets say.
 	ByPackets
-	// BySocket are all fields: our socket to the peer says them (TCP_INFO).
+	// BySocket are all fields but Lost: our socket to the peer says them (TCP_INFO).
 	BySocket
 )
 
@@ -72,10 +76,14 @@ func (t *Transport) RTT() (ns int64, ok bool) {
 	return ns, ns > 0
 }
 
-// Retransmits returns the segments that were sent again to both sides; false if nobody
-// counts them.
+// Retransmits returns the segments that were sent again, to both sides and by them as they
+// were lost on their way here; false if nobody counts them.
 func (t *Transport) Retransmits() (n int64, ok bool) {
-	return int64(t.Client.Retransmits) + int64(t.Endpoint.Retransmits), t.Client.Known == BySocket || t.Endpoint.Known == BySocket
+	for _, s := range []*Side{&t.Client, &t.Endpoint} {
+		n += int64(s.Retransmits) + int64(s.Lost)
+		ok = ok || s.Known != Nothing
+	}
+	return n, ok
 }
 
 // Unacked returns the bytes that both sides have not acknowledged; false if nobody knows.
@@ -86,11 +94,11 @@ func (t *Transport) Unacked() (n int64, ok bool) {
 // append appends the fields of JSON.
 func (t *Transport) append(b []byte) []byte {
 	b = appendMicroseconds(b, "idle_us", t.Idle)
-	b = t.Client.append(b, [...]string{"client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits"})
-	return t.Endpoint.append(b, [...]string{"endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits"})
+	b = t.Client.append(b, [...]string{"client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits", "client_lost"})
+	return t.Endpoint.append(b, [...]string{"endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits", "endpoint_lost"})
 }
 
-func (s *Side) append(b []byte, names [6]string) []byte {
+func (s *Side) append(b []byte, names [7]string) []byte {
 	if s.RTT > 0 {
 		b = appendMicroseconds(b, names[0], s.RTT)
 	}
@@ -101,7 +109,12 @@ func (s *Side) append(b []byte, names [6]string) []byte {
 	if s.Known == BySocket {
 		b = appendNumber(b, names[3], s.Unsent)
 		b = appendNumber(b, names[4], uint64(s.Window))
+	}
+	if s.Known != Nothing {
 		b = appendNumber(b, names[5], uint64(s.Retransmits))
+	}
+	if s.Known == ByPackets {
+		b = appendNumber(b, names[6], uint64(s.Lost))
 	}
 	return b
 }

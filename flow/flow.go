@@ -105,9 +105,13 @@ func (f *flow) Inspect(t *conntrack.Transport) {
 		// The other side's bytes count as sent once a packet has shown them.
 		sent, acked := atomic.LoadUint32(&k.Way[1-i].End), atomic.LoadUint32(&k.Way[i].Acked)
 		side.Unacked = uint64(max(int32(sent-acked), 0))
+		side.Retransmits, side.Lost = atomic.LoadUint32(&k.Again[1-i]), atomic.LoadUint32(&k.Missed[i])
 	}
 	if k.Attempts == 1 {
 		t.Endpoint.RTT = f.connectTime(f.worker.loopTime(k.Started))
+	}
+	if confirmed := atomic.LoadUint64(&k.Confirmed); confirmed != 0 {
+		t.Client.RTT = max(int64(confirmed-atomic.LoadUint64(&k.Answered)), 0)
 	}
 }
 

@@ -140,6 +140,10 @@ func TestJudge(t *testing.T) {
 			s.Client.Known, s.Endpoint.Known = conntrack.ByPackets, conntrack.ByPackets
 			s.Client.Unacked, s.Client.Idle = 10, 2*stalled
 		}, "client_network", "no packet came for 2s"},
+		{func(_ *conntrack.Record, s *conntrack.Transport) {
+			s.Client.Known, s.Endpoint.Known = conntrack.ByPackets, conntrack.ByPackets
+			s.Endpoint.Unacked, s.Endpoint.Idle, s.Endpoint.Retransmits = 10, 2*repeating, 3
+		}, "pod_network", "no packet came for 400ms; 3 segments were sent again"},
 		{func(r *conntrack.Record, s *conntrack.Transport) {
 			s.Client.Known, s.Endpoint.Known, r.FirstByte, r.BytesFromEndpoint = conntrack.ByPackets, conntrack.ByPackets, 0, 0
 		}, "pod", "has not answered"},

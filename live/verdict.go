@@ -109,6 +109,9 @@ func judgeFirst(r *conntrack.Record) api.Verdict {
 // acknowledged, in ns.
 const stalled = int64(time.Second)
 
+// repeating is the same beside segments that were sent again: senders wait as long at least.
+const repeating = int64(200 * time.Millisecond)
+
 // judgeOpen says what an open TCP connection waits for.
 func judgeOpen(r *conntrack.Record) api.Verdict {
 	t := r.Transport()
@@ -122,6 +125,8 @@ func judgeOpen(r *conntrack.Record) api.Verdict {
 			return verdict(side.peer, "it does not read: it takes no more, and %s wait for it", amount.Bytes(s.Unacked))
 		case s.Unanswered > 0:
 			return verdict(side.network, "%s were not acknowledged, though sent again %d times", amount.Bytes(s.Unacked), s.Unanswered)
+		case s.Known == conntrack.ByPackets && s.Idle > repeating && s.Retransmits > 0:
+			return verdict(side.network, "%s were not acknowledged, and no packet came for %s; %d segments were sent again", amount.Bytes(s.Unacked), lasts(s.Idle), s.Retransmits)
 		case s.Known == conntrack.ByPackets && s.Idle > stalled:
 			return verdict(side.network, "%s were not acknowledged, and no packet came for %s", amount.Bytes(s.Unacked), lasts(s.Idle))
 		}

@@ -34,7 +34,7 @@ static __always_inline int take_over(const struct tuple *t, __u32 flow, enum rol
 	return old ? exchange(t, old, reference(flow, role)) : put(t, flow, role);
 }
 
-// is_occupied says whether an endpoint has a connection, or one in TIME-WAIT, by a flow's way back. It answers
+// is_occupied says whether an endpoint has a connection, or one in TIME-WAIT, by a flow's way back. The endpoint answers
 // one SYN among that connection's segments, and perhaps no other one within half a second.
 static __always_inline int is_occupied(const struct tuple *back)
 {
@@ -99,8 +99,7 @@ static __always_inline int injected(struct __sk_buff *skb)
 			__sync_fetch_and_or(&f->seen, COLLIDED);
 			return TCX_DROP; // the sender gets ENOBUFS
 		}
-		if (f->protocol == IPPROTO_UDP)
-			skb->tc_index = PUT_BACK;
+		skb->tc_index = PUT_BACK;
 	}
 	count(COUNT_INJECTED);
 	skb->mark = 0;

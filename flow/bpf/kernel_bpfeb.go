@@ -160,17 +160,19 @@ type KernelFlow struct {
 	Service       uint32
 	FirstSequence uint32
 	Challenge     uint32
-	_             [20]byte
+	_             [4]byte
+	Confirmed     uint64
+	Missed        [2]uint32
 	State         KernelState
 	Seen          KernelSeen
 	FirstEnd      KernelSeen
 	Inject        uint32
 	Fin           [2]uint32
 	Ahead         [2]uint32
+	Again         [2]uint32
 	Answered      uint64
 	Data          uint64
 	Closed        uint64
-	_             [8]byte
 	Way           [2]KernelDirection
 }
 
@@ -294,6 +296,8 @@ const (
 	KernelSeenENDPOINT_RST_DOUBTED KernelSeen = 65536
 	KernelSeenCLIENT_RST_DOUBTED   KernelSeen = 131072
 	KernelSeenFIRST_WANTED         KernelSeen = 262144
+	KernelSeenCLIENT_MISSED        KernelSeen = 524288
+	KernelSeenENDPOINT_MISSED      KernelSeen = 1048576
 )
 
 type KernelServed struct {

@@ -77,6 +77,8 @@ enum seen {
 	ENDPOINT_RST_DOUBTED = 65536, // an RST has come in the window, and perhaps the receiver believes it
 	CLIENT_RST_DOUBTED = 131072,
 	FIRST_WANTED = 262144, // userspace has lost the SYN, and wants it when it comes again
+	CLIENT_MISSED = 524288, // the receiver has told of a gap in what the client has sent
+	ENDPOINT_MISSED = 1048576,
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).
@@ -109,6 +111,8 @@ struct flow {
 	__u32 service;    // index of loads
 	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT; UDP: of the first datagram, as in struct packet
 	__u32 challenge;  // TCP: what userspace has acknowledged in answer to another SYN; 0 if nothing
+	__u64 confirmed;  // when the client completed the handshake
+	__u32 missed[2];  // TCP: segments that came after their receiver had acknowledged what lies before them again
 
 	LINE enum state state;
 	enum seen seen;
@@ -116,6 +120,7 @@ struct flow {
 	__u32 inject;   // packets that userspace has sent and inject.h has not seen
 	__u32 fin[2];   // sequence numbers after the FINs; SCTP: see association.h
 	__u32 ahead[2]; // sequence numbers after the segments that lie behind a gap
+	__u32 again[2]; // TCP: segments that have come by before
 	__u64 answered; // when the endpoint answered
 	__u64 data;     // when its first payload came
 	__u64 closed;

@@ -177,7 +177,7 @@ func (x *tested) store(i int) {
 		Client: AddressOf(f.client.Addr()), Vip: AddressOf(f.vip.Addr()), Endpoint: AddressOf(f.endpoint.Addr()), Node: AddressOf(f.node.Addr()),
 		ClientPort: Wire(f.client.Port()), VipPort: Wire(f.vip.Port()), EndpointPort: Wire(f.endpoint.Port()),
 		MiddlePort: Wire(f.middle.Port()), NodePort: Wire(f.node.Port()),
-		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin, Ahead: f.ahead, Challenge: f.challenge,
+		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin, Ahead: f.ahead, Challenge: f.challenge, Again: f.again, Missed: f.missed, Confirmed: moment(f.acknowledged),
 		Answered: moment(f.answered), Data: moment(f.data), Closed: moment(f.closed),
 	}
 	if f.masquerade {
@@ -347,7 +347,7 @@ func (x *tested) compareFlows() error {
 			client: PortOf(k.Client, k.ClientPort), vip: PortOf(k.Vip, k.VipPort), endpoint: PortOf(k.Endpoint, k.EndpointPort),
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: node,
 			masquerade: k.Options&KernelOptionOPTION_MASQUERADE != 0, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
-			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead,
+			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead, again: k.Again, missed: k.Missed, acknowledged: k.Confirmed != 0,
 			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex, moved: k.Options&KernelOptionOPTION_MOVED != 0,
 		}
 		for from, d := range k.Way {

@@ -40,8 +40,10 @@ type modelFlow struct {
 	ahead          [2]uint32 // what follows a gap ends there
 	end, acked     [2]uint32 // from the client (0), from the endpoint (1)
 	bytes, packets [2]uint64
+	again, missed  [2]uint32 // segments that came once more, or late
 	answered, data bool
 	closed         bool
+	acknowledged   bool   // the client has completed the handshake
 	challenge      uint32 // 0: none
 	elsewhere      bool   // the client's packets come by another interface
 	moved          bool   // userspace has chosen its port between the hooks
@@ -259,7 +261,7 @@ func (m *model) egress(s *skbuff) modelVerdict {
 			if f.protocol == sctp {
 				m.followAssociation(p, f, e.flow, fromClient)
 			} else {
-				m.follow(p, f, e.flow, fromClient)
+				m.follow(s, p, f, e.flow, fromClient)
 			}
 		}
 		if f.direct {

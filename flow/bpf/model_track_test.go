@@ -66,6 +66,9 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 	} else if f.protocol == tcp && p.fragment != laterFragment {
 		asked := f.state == KernelStateASKING || f.state == KernelStateMOVING
+		if p.opens() && p.sequence == f.first && !f.direct && (f.state == KernelStateOPEN || f.state == KernelStateMOVING || f.state == KernelStateASKING && f.seen&KernelSeenPASSED != 0) {
+			f.again[fromClient]++
+		}
 		if p.has(flagRST) && f.challenge != 0 && p.sequence == f.challenge {
 			p.resequence(s, f.acked[fromEndpoint])
 		}
@@ -84,7 +87,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 			// The SYN may bring data (TCP Fast Open).
 			f.progress(p.sequence+1, p.sequence+1+uint32(p.payload), fromClient)
 		case !p.later:
-			m.follow(p, f, index, fromClient)
+			m.follow(s, p, f, index, fromClient)
 		}
 	}
 	if f.protocol == udp {
@@ -123,7 +126,7 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 				return step
 			}
 		} else if f.protocol == tcp {
-			m.follow(p, f, index, fromEndpoint)
+			m.follow(s, p, f, index, fromEndpoint)
 		} else if f.state == KernelStateASKING {
 			if f.elsewhere && f.seen&KernelSeenPASSED == 0 && !f.moved { // perhaps nobody has asked
 				if !s.forwarded { // or the endpoint is the node
@@ -144,7 +147,7 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 // answer follows what an endpoint sends before it has accepted the connection. Only what
 // acknowledges this SYN, or also its data, is an answer.
 func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) modelStep {
-	ours := p.has(flagACK) && after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
+	ours := f.acknowledgesSYN(p)
 	accepts := ours && p.has(flagSYN) && !p.has(flagRST) && !p.has(flagFIN)
 	refuses := ours && p.has(flagRST)
 	moving := f.state == KernelStateMOVING
@@ -176,9 +179,19 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 	return leave
 }
 
+// acknowledgesSYN reports whether a segment acknowledges the SYN, or also its data.
+func (f *modelFlow) acknowledgesSYN(p *modelPacket) bool {
+	return p.has(flagACK) && after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
+}
+
 // aheadMark says that segments behind a gap have come.
 func aheadMark(from int) KernelSeen {
 	return [2]KernelSeen{KernelSeenCLIENT_AHEAD, KernelSeenENDPOINT_AHEAD}[from]
+}
+
+// missedMark says that the receiver has told of the gap.
+func missedMark(from int) KernelSeen {
+	return [2]KernelSeen{KernelSeenCLIENT_MISSED, KernelSeenENDPOINT_MISSED}[from]
 }
 
 // progress counts a segment, unless it lies behind a gap: then it reports true. A window has
@@ -203,20 +216,23 @@ func (f *modelFlow) progress(sequence, end uint32, from int) (gap bool) {
 func (f *modelFlow) reach(end uint32, from int) {
 	f.bytes[from] += uint64(end - f.end[from])
 	f.end[from] = end
-	if after(end, f.ahead[from]) {
-		f.seen &^= aheadMark(from)
+	if f.seen&aheadMark(from) != 0 && after(end, f.ahead[from]) {
+		f.seen &^= aheadMark(from) | missedMark(from)
 	}
 }
 
 // follow notes what a segment says about the connection's end. A SYN says nothing: it is
 // old, or of another connection.
-func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
+func (m *model) follow(s *skbuff, p *modelPacket, f *modelFlow, index, from int) {
 	other := 1 - from
 	fin, rst, otherFin, acks := KernelSeenCLIENT_FIN, KernelSeenCLIENT_RST, KernelSeenENDPOINT_FIN, KernelSeenENDPOINT_FIN_ACKED
 	if from == fromEndpoint {
 		fin, rst, otherFin, acks = KernelSeenENDPOINT_FIN, KernelSeenENDPOINT_RST, KernelSeenCLIENT_FIN, KernelSeenCLIENT_FIN_ACKED
 	}
 	if p.has(flagSYN) {
+		if from == fromEndpoint && p.has(flagACK) && !p.has(flagFIN) && !p.has(flagRST) && f.acknowledgesSYN(p) {
+			f.again[fromEndpoint]++
+		}
 		return
 	}
 	if p.has(flagRST) {
@@ -235,7 +251,19 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 		return // nothing has been agreed upon
 	}
 	end := p.sequence + uint32(p.payload)
-	gap := f.seen&fin == 0 && f.progress(p.sequence, end, from)
+	segments := uint32(1)
+	if s.gso && p.payload > 0 {
+		segments = uint32(math.Ceil(float64(p.payload) / float64(s.segment)))
+	}
+	gap := false
+	if isOld := after(f.end[from], end) && f.end[from]-end < 1<<30; isOld && (p.payload > 0 || p.has(flagFIN) && f.seen&fin != 0) {
+		f.again[from] += segments
+	} else if f.seen&fin == 0 {
+		if p.payload > 0 && p.sequence == f.end[from] && f.seen&missedMark(from) != 0 {
+			f.missed[from] += segments
+		}
+		gap = f.progress(p.sequence, end, from)
+	}
 	switch {
 	case p.has(flagFIN) && gap:
 		f.fin[from] = end + 1
@@ -251,6 +279,9 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 		sent = f.ahead[other]
 	}
 	if p.has(flagACK) && after(sent+1, p.ack) {
+		if gone && p.ack == f.end[other] {
+			f.seen |= missedMark(other)
+		}
 		// What the receiver acknowledges counts also behind a gap, and so does a FIN there.
 		if (gone || p.ack == f.fin[other]) && f.seen&otherFin == 0 && !after(f.end[other], p.ack) {
 			switch {
@@ -291,6 +322,7 @@ func (f *modelFlow) ends(mark KernelSeen) {
 func (m *model) confirm(f *modelFlow) {
 	if f.seen&KernelSeenCONFIRMED == 0 {
 		f.seen |= KernelSeenCONFIRMED
+		f.acknowledged = true
 		m.loads[f.service].confirmed++
 	}
 }

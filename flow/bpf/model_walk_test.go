@@ -17,6 +17,8 @@ type walk struct {
 	got       [2]uint32 // what each has received in order
 	acked     [2]uint32 // the latest acknowledgement of each
 	sent      [2]uint64 // bytes
+	again     [2]uint32 // segments with bytes that have come to BPF before
+	missed    [2]uint32 // the same, of those that were lost before, and that the receiver asked for
 	fin       [2]bool   // the FIN has arrived
 	syn       bool
 	open      bool       // the endpoint has accepted
@@ -35,6 +37,7 @@ type gap struct {
 	length int
 	behind uint64 // bytes that follow
 	fin    bool   // a FIN follows
+	asked  bool   // the receiver has asked for it
 }
 
 // acknowledged says that the receiver has told that there is no gap any more.
@@ -92,6 +95,8 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		if flags&flagACK != 0 && flags&flagRST == 0 {
 			w.acked[from] = w.got[from]
 			w.acknowledged(1 - from)
+			missed := &w.gap[other]
+			missed.asked = missed.asked || missed.open && w.got[from] == missed.at && f.seen&aheadMark(other) != 0
 		}
 		return g.segmentOf(f, from, flags, sequence, w.got[from], length)
 	}
@@ -102,6 +107,9 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		flags, sequence, ack := g.numbers(f, from)
 		return g.segmentOf(f, from, flags, sequence, ack, g.IntN(50)), from
 	case !w.syn || !w.open && from == fromClient:
+		if w.syn && (f.state == KernelStateMOVING || f.seen&KernelSeenPASSED != 0) {
+			w.again[fromClient]++
+		}
 		w.syn, from = true, fromClient
 		return g.segmentOf(f, fromClient, flagSYN, f.first, 0, 0), from
 	case !w.open && g.one(3):
@@ -115,11 +123,18 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 	case g.one(12): // an old segment again
 		n := uint32(g.IntN(3))
 		return segment(flagACK, w.next[from]-n, 0), from
+	case g.one(12) && w.sent[from] > 0 && !lost.open && !lost.told && !w.ended[from]: // one with bytes
+		n := uint32(1 + g.IntN(int(w.sent[from])))
+		w.again[from]++
+		return segment(flagACK, w.next[from]-n, int(n)), from
 	case g.one(40): // a reset that nobody believes
 		return segment(flagRST, pick(g, w.acked[other]-1, w.next[from]+2, w.next[from]+1<<31), 0), from
 	case lost.open && g.one(4): // it is sent again
 		lost.open, lost.told = false, lost.behind > 0 || lost.fin
 		w.sent[from] += uint64(lost.length)
+		if lost.asked {
+			w.missed[from]++
+		}
 		w.got[other] = w.next[from]
 		return segment(flagACK, lost.at, lost.length), from
 	case (lost.open || lost.told) && g.one(60): // userspace asks the peers what has become of it
@@ -223,7 +238,7 @@ func TestModelOfConnections(t *testing.T) {
 
 // check compares what BPF knows about a connection with what has happened.
 func (w *walk) check(t *testing.T, f *modelFlow) {
-	if w.sent != f.bytes || w.end != f.firstEnd {
+	if w.sent != f.bytes || w.again != f.again || w.missed != f.missed || w.end != f.firstEnd {
 		t.Fatalf("%+v ended as\n%+v", w, f)
 	}
 	if w.fin[0] != (f.seen&KernelSeenCLIENT_FIN != 0) || w.fin[1] != (f.seen&KernelSeenENDPOINT_FIN != 0) {

@@ -135,7 +135,10 @@ func (k *KernelFlow) merge(was, now *KernelFlow) {
 		atomic.CompareAndSwapUint32(&own.End, was.End, now.End)
 		atomic.CompareAndSwapUint32(&own.Acked, was.Acked, now.Acked)
 	}
+	atomic.CompareAndSwapUint64(&k.Confirmed, was.Confirmed, now.Confirmed)
 	for i := range k.Fin {
+		atomic.AddUint32(&k.Again[i], now.Again[i]-was.Again[i])
+		atomic.AddUint32(&k.Missed[i], now.Missed[i]-was.Missed[i])
 		atomic.CompareAndSwapUint32(&k.Fin[i], was.Fin[i], now.Fin[i])
 		atomic.CompareAndSwapUint32(&k.Ahead[i], was.Ahead[i], now.Ahead[i])
 	}

@@ -39,7 +39,7 @@ func TestFlowsOfAnotherVersion(t *testing.T) {
 			s.Members = slices.Delete(s.Members, member(s, "started"), member(s, "started")+1)
 		}, lacks: true},
 		"another type":    {change: func(s *btf.Struct) { s.Members[member(s, "started")].Type = &btf.Int{Size: 4} }, err: "a different started"},
-		"another array":   {change: func(s *btf.Struct) { s.Members[member(s, "fin")].Type.(*btf.Array).Nelems = 3 }, err: "a different fin"},
+		"another array":   {change: func(s *btf.Struct) { s.Members[member(s, "fin")].Type = &btf.Array{Nelems: 3} }, err: "a different fin"},
 		"another meaning": {change: func(s *btf.Struct) { rename(s, "state", "OPEN") }, err: "a different state"},
 		"of connections":  {change: func(s *btf.Struct) { rename(s, "seen", "CLIENT_RST_DOUBTED") }, kept: true},
 		"no state":        {change: func(s *btf.Struct) { s.Members = slices.Delete(s.Members, member(s, "state"), member(s, "state")+1) }, err: "has no protocol, or no state"},

@@ -61,6 +61,22 @@ static __always_inline void mark_end(struct flow *f, __u32 bit)
 	mark(f, bit);
 }
 
+// count_again counts the segments of a packet if their sender has sent them again: they have come by
+// before, or their receiver has told that it misses them. Few packets come here.
+GLOBAL int count_again(struct __sk_buff *skb, const struct packet *p, struct flow *f, int from)
+{
+	if (!p || !f)
+		return 0;
+	from &= 1;
+	__u32 size = skb->gso_size, n = size && p->payload ? (p->payload + size - 1) / size : 1;
+	__u32 end = f->way[from].end, fin = f->seen & (from ? ENDPOINT_FIN : CLIENT_FIN);
+	if (end - (p->sequence + p->payload) < LARGEST_WINDOW)
+		f->again[from] += p->payload || (fin && (p->flags & FIN)) ? n : 0;
+	else if ((f->seen & (from ? ENDPOINT_MISSED : CLIENT_MISSED)) && p->sequence == end && !fin)
+		f->missed[from] += n;
+	return 0;
+}
+
 // reach counts what is new up to a sequence number.
 static __always_inline void reach(struct flow *f, int from, __u32 end)
 {
@@ -69,7 +85,7 @@ static __always_inline void reach(struct flow *f, int from, __u32 end)
 	d->bytes += end - d->end;
 	d->end = end;
 	if (unlikely(f->seen & ahead) && is_behind(end, f->ahead[from]))
-		__sync_fetch_and_and(&f->seen, ~ahead);
+		__sync_fetch_and_and(&f->seen, ~(ahead | (from ? ENDPOINT_MISSED : CLIENT_MISSED)));
 }
 
 // advance counts a segment. Behind a gap, it counts once the receiver acknowledges it: anybody
@@ -95,6 +111,8 @@ static __always_inline int advance(struct flow *f, int from, __u32 sequence, __u
 static __always_inline void catch_up(struct flow *f, int from, __u32 ack)
 {
 	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN;
+	if ((f->seen & (from ? ENDPOINT_AHEAD : CLIENT_AHEAD)) && ack == f->way[from].end)
+		mark(f, from ? ENDPOINT_MISSED : CLIENT_MISSED);
 	if ((f->seen & fin) || is_behind(f->way[from].end, ack))
 		return;
 	int ends = ack == f->fin[from];
@@ -115,6 +133,7 @@ static __always_inline void confirm(struct flow *f)
 {
 	if (__sync_fetch_and_or(&f->seen, CONFIRMED) & CONFIRMED)
 		return;
+	f->confirmed = bpf_ktime_get_ns();
 	struct load *l = load_of(f->service);
 	if (l)
 		__sync_fetch_and_add(&l->confirmed, 1);
@@ -141,6 +160,18 @@ GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 	return 1;
 }
 
+// acknowledges_syn says whether a segment acknowledges the SYN, or also the SYN's data.
+static __always_inline int acknowledges_syn(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & ACK) && is_behind(p->ack, f->first_sequence + 1) && is_behind(f->way[0].end, p->ack);
+}
+
+// is_syn_ack says whether a segment is the SYN-ACK to the SYN.
+static __always_inline int is_syn_ack(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && acknowledges_syn(p, f);
+}
+
 // follow_tcp notes what a segment from the client (0) or the endpoint (1) says about the
 // connection's end.
 static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from)
@@ -148,8 +179,11 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN, rst = from ? ENDPOINT_RST : CLIENT_RST;
 	__u32 other_fin = from ? CLIENT_FIN : ENDPOINT_FIN, acked = from ? CLIENT_FIN_ACKED : ENDPOINT_FIN_ACKED;
 	struct direction *d = &f->way[from];
-	if (unlikely(p->flags & SYN))
+	if (unlikely(p->flags & SYN)) {
+		if (from && is_syn_ack(p, f))
+			f->again[1]++;
 		return; // an old one, or of another connection
+	}
 	if (unlikely(p->flags & RST)) {
 		if (is_believed(f, p, from)) {
 			mark_end(f, rst);
@@ -166,6 +200,8 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		return; // the endpoint has agreed to nothing
 	__u32 end = p->sequence + p->payload;
 	int gap = 0;
+	if (unlikely(p->sequence != d->end || (p->flags & FIN) || (f->seen & (from ? ENDPOINT_MISSED : CLIENT_MISSED))))
+		count_again(skb, p, f, from);
 	if (!(f->seen & fin)) // a FIN has a sequence number, which is no byte
 		gap = advance(f, from, p->sequence, end);
 	if (unlikely(p->flags & FIN)) {
@@ -303,9 +339,20 @@ GLOBAL enum verdict absorb_first(struct __sk_buff *skb, const struct packet *p, 
 	return ABSORB;
 }
 
+// count_syn counts a SYN that the client has sent again: it is not the one that userspace puts back.
+GLOBAL int count_syn(struct __sk_buff *skb, const struct packet *p, struct flow *f)
+{
+	if (p && f && is_opening(p) && p->sequence == f->first_sequence && f->state < CLOSED && !(f->options & OPTION_DIRECT) &&
+	    (f->state != ASKING || ((f->seen & PASSED) && skb->tc_index != PUT_BACK)))
+		f->again[0]++;
+	return 0;
+}
+
 // follow_client follows a packet C -> V. apart is 1 where few packets come by.
 static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, const int apart)
 {
+	if (unlikely(p->flags & SYN))
+		count_syn(skb, p, f);
 	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
 		__u32 state = f->state;
 		if (!unlikely(is_opening(p))) {
@@ -361,18 +408,6 @@ GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 
 	mark_end(f, ENDPOINT_RST); // nobody could choose another endpoint
 	close_flow(skb, f, index);
 	return GO;
-}
-
-// acknowledges_syn says whether a segment acknowledges the SYN, or also the SYN's data.
-static __always_inline int acknowledges_syn(const struct packet *p, const struct flow *f)
-{
-	return (p->flags & ACK) && is_behind(p->ack, f->first_sequence + 1) && is_behind(f->way[0].end, p->ack);
-}
-
-// is_syn_ack says whether a segment is the SYN-ACK to the SYN.
-static __always_inline int is_syn_ack(const struct packet *p, const struct flow *f)
-{
-	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && acknowledges_syn(p, f);
 }
 
 // collide has userspace give a flow another port than its client's own.

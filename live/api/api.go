@@ -106,7 +106,7 @@ type Connection struct {
 	StreamsFromClient     *uint16 `json:"streams_from_client,omitempty"`
 	StreamsToClient       *uint16 `json:"streams_to_client,omitempty"`
 	// What the transport of an open connection says at this moment; nil where it is not
-	// known. Times are in microseconds, Retransmits in segments, the others in bytes.
+	// known. Times are in microseconds, Retransmits and Lost in segments, the others in bytes.
 	IdleUS              *int64  `json:"idle_us,omitempty"`
 	ClientRTTUS         *int64  `json:"client_rtt_us,omitempty"`
 	ClientIdleUS        *int64  `json:"client_idle_us,omitempty"`
@@ -114,12 +114,14 @@ type Connection struct {
 	ClientUnsent        *uint64 `json:"client_unsent,omitempty"`
 	ClientWindow        *uint64 `json:"client_window,omitempty"`
 	ClientRetransmits   *uint64 `json:"client_retransmits,omitempty"`
+	ClientLost          *uint64 `json:"client_lost,omitempty"`
 	EndpointRTTUS       *int64  `json:"endpoint_rtt_us,omitempty"`
 	EndpointIdleUS      *int64  `json:"endpoint_idle_us,omitempty"`
 	EndpointUnacked     *uint64 `json:"endpoint_unacked,omitempty"`
 	EndpointUnsent      *uint64 `json:"endpoint_unsent,omitempty"`
 	EndpointWindow      *uint64 `json:"endpoint_window,omitempty"`
 	EndpointRetransmits *uint64 `json:"endpoint_retransmits,omitempty"`
+	EndpointLost        *uint64 `json:"endpoint_lost,omitempty"`
 	// Packets were refused or dropped, if Event is refused.
 	Packets uint64 `json:"packets,omitempty"`
 	End     string `json:"end,omitempty"`

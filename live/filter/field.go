@@ -103,7 +103,7 @@ var numberFields = []field{
 	transport("rtt", "the longer round-trip time of both sides, of an open TCP connection", "50ms..1s", parseTime, (*conntrack.Transport).RTT),
 	transport("client_rtt", "the round-trip time to the client", "50ms..1s", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Client.RTT, t.Client.RTT > 0 }),
 	transport("endpoint_rtt", "the round-trip time to the endpoint", "5ms..1s", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Endpoint.RTT, t.Endpoint.RTT > 0 }),
-	transport("retransmits", "segments that were sent again, to both sides of an open relayed TCP connection", "1..10", parseCount, (*conntrack.Transport).Retransmits),
+	transport("retransmits", "segments of an open TCP connection that were sent again, to both sides or by them", "1..10", parseCount, (*conntrack.Transport).Retransmits),
 	transport("unacked", "bytes that client and endpoint have not acknowledged, of an open TCP connection", "64KiB..1MB", parseSize, (*conntrack.Transport).Unacked),
 }
 

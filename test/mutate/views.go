@@ -237,4 +237,24 @@ var views = []mutation{
 		file: "web/web.go", old: "script-src 'self';", new: "script-src 'self' 'unsafe-inline';",
 		pkg: "web", test: "TestPolicy",
 	},
+	{
+		name: "flow-again-uncounted", what: "nobody counts the segments of kernel flows that are sent again",
+		file: "flow/bpf/track.h", old: "f->again[from] +=", new: "(void)",
+		pkg: "flow", test: "TestSegmentsThatAreSentAgain",
+	},
+	{
+		name: "flow-reordered-lost", what: "segments of kernel flows that overtake each other are taken for lost",
+		file: "flow/bpf/track.h", old: "else if ((f->seen & (from ? ENDPOINT_MISSED : CLIENT_MISSED)) && p->sequence == end", new: "else if ((f->seen & (from ? ENDPOINT_AHEAD : CLIENT_AHEAD)) && p->sequence == end",
+		pkg: "flow/bpf", test: "TestModelOfConnections",
+	},
+	{
+		name: "flow-retry-again", what: "the SYN that goes to another endpoint is taken for one that the client has sent again",
+		file: "flow/bpf/track.h", old: " && skb->tc_index != PUT_BACK)))", new: ")))",
+		pkg: "flow", test: "TestSYNsThatAreSentAgain",
+	},
+	{
+		name: "flow-again-both", what: "segments that are sent again to the endpoint are shown as the client's",
+		file: "flow/flow.go", old: "LoadUint32(&k.Again[1-i])", new: "LoadUint32(&k.Again[i])",
+		pkg: "flow", test: "TestSegmentsThatAreSentAgain",
+	},
 }

@@ -7,8 +7,8 @@ export const columns = [
   "time", "id", "state", "protocol", "path", "client", "client_node", "client_pod", "via", "vip", "vip_kind", "service", "endpoint", "pod", "node", "zone", "source", "source_address", "affinity",
   "attempts", "failed_attempts", "waited_us", "connect_us", "first_byte_us", "duration_us", "bytes_from_client", "bytes_from_endpoint", "datagrams_from_client", "datagrams_from_endpoint",
   "messages_from_client", "messages_from_endpoint", "streams_from_client", "streams_to_client",
-  "idle_us", "client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits",
-  "endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits", "packets", "end",
+  "idle_us", "client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits", "client_lost",
+  "endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits", "endpoint_lost", "packets", "end",
 ];
 
 const columnsOf = (list) => (list[0]?.proxy_node ? [...columns, "proxy_node"] : columns); // as kubectl sluice conns

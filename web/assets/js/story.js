@@ -93,7 +93,7 @@ export function story(selection) {
     const side = (name, of) => {
       const said = [
         ["round trip ", time, c[of + "_rtt_us"], ""], ["silent for ", time, c[of + "_idle_us"], ""], ["", bytes, c[of + "_unacked"], " not acknowledged"],
-        ["", bytes, c[of + "_window"], " of window"], ["", String, c[of + "_retransmits"], " segments sent again"],
+        ["", bytes, c[of + "_window"], " of window"], ["", String, c[of + "_retransmits"], " segments sent again"], ["", String, c[of + "_lost"], " of its segments lost on their way here"],
       ].filter(([, , v]) => v !== undefined).map(([before, write, v, after]) => before + write(v) + after);
       return said.length ? el("p", { class: "hint" }, name + said.join(", ")) : null;
     };

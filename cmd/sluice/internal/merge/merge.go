@@ -61,8 +61,10 @@ var connections = map[string]func(a, b *api.Connection) int{
 	"state":               by(func(c *api.Connection) string { return c.State }), // connecting, open
 	"idle":                by(func(c *api.Connection) int64 { return known(c.IdleUS) }),
 	"rtt":                 by(func(c *api.Connection) int64 { return max(known(c.ClientRTTUS), known(c.EndpointRTTUS)) }),
-	"retransmits":         by(func(c *api.Connection) uint64 { return known(c.ClientRetransmits) + known(c.EndpointRetransmits) }),
-	"unacked":             by(func(c *api.Connection) uint64 { return known(c.ClientUnacked) + known(c.EndpointUnacked) }),
+	"retransmits": by(func(c *api.Connection) uint64 {
+		return known(c.ClientRetransmits) + known(c.EndpointRetransmits) + known(c.ClientLost) + known(c.EndpointLost)
+	}),
+	"unacked": by(func(c *api.Connection) uint64 { return known(c.ClientUnacked) + known(c.EndpointUnacked) }),
 }
 
 // Failures sorts failures, the newest first.

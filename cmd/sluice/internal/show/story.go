@@ -47,7 +47,7 @@ func Story(out io.Writer, c *api.Connection, now *explain.Answer) error {
 	if c.IdleUS != nil {
 		line("idle", "%s", us(*c.IdleUS))
 	}
-	tcp := func(name string, rtt, idle *int64, unacked, unsent, window, again *uint64) {
+	tcp := func(name string, rtt, idle *int64, unacked, unsent, window, again, lost *uint64) {
 		var list []string
 		if rtt != nil {
 			list = append(list, "round trip "+us(*rtt))
@@ -66,12 +66,15 @@ func Story(out io.Writer, c *api.Connection, now *explain.Answer) error {
 		if again != nil {
 			list = append(list, fmt.Sprintf("%d segments sent again", *again))
 		}
+		if lost != nil {
+			list = append(list, fmt.Sprintf("%d of its segments lost on their way here", *lost))
+		}
 		if list != nil {
 			line(name, "%s", strings.Join(list, ", "))
 		}
 	}
-	tcp("to client", c.ClientRTTUS, c.ClientIdleUS, c.ClientUnacked, c.ClientUnsent, c.ClientWindow, c.ClientRetransmits)
-	tcp("to endpoint", c.EndpointRTTUS, c.EndpointIdleUS, c.EndpointUnacked, c.EndpointUnsent, c.EndpointWindow, c.EndpointRetransmits)
+	tcp("to client", c.ClientRTTUS, c.ClientIdleUS, c.ClientUnacked, c.ClientUnsent, c.ClientWindow, c.ClientRetransmits, c.ClientLost)
+	tcp("to endpoint", c.EndpointRTTUS, c.EndpointIdleUS, c.EndpointUnacked, c.EndpointUnsent, c.EndpointWindow, c.EndpointRetransmits, c.EndpointLost)
 	if v := c.Verdict; v != nil {
 		line("verdict", "%s: %s", culprit(v.Who), v.Why)
 	}

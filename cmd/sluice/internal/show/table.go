@@ -106,7 +106,7 @@ func NewConnections(out io.Writer, wide bool) *Connections {
 	header := []string{proxyNode, "STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
 	if wide {
 		header = append(header, "ID", "CLIENT POD", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
-			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
+			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "LOST", "UNACKED", "WINDOW")
 	}
 	return &Connections{table: newTable(out, header), wide: wide}
 }
@@ -161,7 +161,7 @@ func (c *Connections) Row(o *api.Connection) error {
 		}
 		cells = append(cells, strconv.FormatUint(o.ID, 10), dash(o.ClientPod), dash(o.Protocol), dash(o.Path), dash(o.VIP), dash(o.Node), dash(o.Zone),
 			seen, strconv.Itoa(o.Attempts), known(o.ConnectUS), known(o.FirstByteUS), dash(o.Affinity),
-			known(o.IdleUS), known(o.ClientRTTUS)+"/"+known(o.EndpointRTTUS), counts(o.ClientRetransmits, o.EndpointRetransmits),
+			known(o.IdleUS), known(o.ClientRTTUS)+"/"+known(o.EndpointRTTUS), counts(o.ClientRetransmits, o.EndpointRetransmits), counts(o.ClientLost, o.EndpointLost),
 			sizes(o.ClientUnacked, o.EndpointUnacked), sizes(o.ClientWindow, o.EndpointWindow))
 	}
 	return c.table.Row(cells...)
