@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/httpport"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -79,9 +80,7 @@ func TestServer(t *testing.T) {
 	}
 
 	// A second one on that address says so, with the address.
-	if _, err := Listen(address, net.Listen); err == nil || !strings.Contains(err.Error(), "metrics address "+address) {
-		t.Errorf("second Listen: %v", err)
-	}
+	check.Errorf(t, must.Err(Listen(address, net.Listen)), "metrics address "+address, "second Listen")
 	if _, err := Listen("nonsense", net.Listen); err == nil {
 		t.Error("Listen on nonsense")
 	}

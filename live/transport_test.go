@@ -93,9 +93,7 @@ func TestRecordsHaveNoTransport(t *testing.T) {
 		if f, err := filter.Parse(field); err != nil || !f.NeedsTransport() {
 			t.Errorf("%s: %v", field, err)
 		}
-		if _, err := filter.ParseForRecords("service=web " + field); err == nil || !strings.Contains(err.Error(), "open connections alone") {
-			t.Errorf("%s: %v", field, err)
-		}
+		check.Errorf(t, must.Err(filter.ParseForRecords("service=web "+field)), "open connections alone", "%s", field)
 	}
 	if f, err := filter.ParseForRecords("duration>1s"); err != nil || f.NeedsTransport() {
 		t.Errorf("%v, %v", f, err)

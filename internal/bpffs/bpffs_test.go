@@ -5,10 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -58,16 +58,12 @@ func TestPlacesThatAreNotUsed(t *testing.T) {
 		t.TempDir():                        "no BPF file system is mounted at",
 		filepath.Join(t.TempDir(), "none"): "no BPF file system is mounted at",
 	} {
-		if _, err := bpffs.Of(root, "sluice", 0); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v", root, err)
-		}
+		check.Errorf(t, must.Err(bpffs.Of(root, "sluice", 0)), want, "%q", root)
 	}
 	root := netns.MountBPF(t)
 	d, err := bpffs.Of(root, "sluice", 0)
 	must.OK(t, err)
 	must.OK(t, d.Make())
 	must.OK(t, os.Chmod(filepath.Dir(string(d)), 0o777))
-	if err := d.Make(); err == nil || !strings.Contains(err.Error(), "belongs to another user") {
-		t.Errorf("a directory that all may write to: %v", err)
-	}
+	check.Errorf(t, d.Make(), "belongs to another user", "a directory that all may write to")
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -163,9 +164,7 @@ func TestIdleGoesFirst(t *testing.T) {
 	dial(t, "127.0.0.6", to, "")
 	gone(silent)
 	_ = busy.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-	if _, err := busy.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "timeout") {
-		t.Errorf("the connection that is being answered: %v", err)
-	}
+	check.Errorf(t, must.Err(busy.Read(make([]byte, 1))), "timeout", "the connection that is being answered")
 }
 
 // Each of several servers that wait for room in their Group goes on when a connection has ended.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -177,9 +178,7 @@ func TestTrials(t *testing.T) {
 func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 	netns.Require(t)
 	broken := candidate{name: "broken", open: func(Options) (redirect.Redirector, error) { return idle{}, nil }}
-	if err := try(broken, Options{}); err == nil || !strings.Contains(err.Error(), "a connection to TCP ") {
-		t.Errorf("got %v", err)
-	}
+	check.Error(t, try(broken, Options{}), "a connection to TCP ")
 }
 
 // A mode that leaves out what brings answers back is told from one

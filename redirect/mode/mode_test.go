@@ -4,12 +4,12 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -61,9 +61,7 @@ func TestSteps(t *testing.T) {
 		plan redirect.Plan
 		want string
 	}{{plan(0, service.TCP), "port 0"}, {plan(80, service.SCTP), "the test carries TCP and UDP only"}, {plan(9000, service.TCP), "too high"}} {
-		if err := c.Apply(bad.plan); err == nil || !strings.Contains(err.Error(), bad.want) {
-			t.Errorf("got %v, want %q", err, bad.want)
-		}
+		check.Error(t, c.Apply(bad.plan), bad.want)
 		called("prepare")
 	}
 	broken = errors.New("broken")

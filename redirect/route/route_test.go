@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -379,9 +380,7 @@ func TestWithoutIPv6(t *testing.T) {
 		t.Errorf("in force:\n%s", got)
 	}
 	s.Local = redirect.LocalOf(prefixes("10.96.0.0/16 fd01::/112")...)
-	if _, err := r.Apply(s); err == nil || !strings.Contains(err.Error(), "IPv6 switched off") {
-		t.Errorf("got %v, want an error that says so", err)
-	}
+	check.Error(t, must.Err(r.Apply(s)), "IPv6 switched off")
 }
 
 func TestCheckLocal(t *testing.T) {

@@ -40,9 +40,7 @@ func TestFlags(t *testing.T) {
 	} {
 		o, err := parseFlags(strings.Fields(c.args))
 		if c.wrong != "" {
-			if err == nil || !strings.Contains(err.Error(), c.wrong) {
-				t.Errorf("%s: error %v, want one with %q", c.args, err, c.wrong)
-			}
+			check.Errorf(t, err, c.wrong, "%s", c.args)
 			continue
 		}
 		if err != nil || !c.check(o) {
@@ -111,16 +109,12 @@ func TestFlat(t *testing.T) {
 	if err := flat(samples(0)); err != nil {
 		t.Error(err)
 	}
-	if err := flat(samples(5)); err == nil || !strings.Contains(err.Error(), "descriptors") {
-		t.Errorf("a leak of descriptors: %v", err)
-	}
+	check.Errorf(t, flat(samples(5)), "descriptors", "a leak of descriptors")
 	growing := samples(0)
 	for i := range growing {
 		growing[i].memory.RSS += int64(i) << 21
 	}
-	if err := flat(growing); err == nil || !strings.Contains(err.Error(), "RSS") {
-		t.Errorf("a leak of memory: %v", err)
-	}
+	check.Errorf(t, flat(growing), "RSS", "a leak of memory")
 	if flat(samples(0)[:2]) == nil {
 		t.Error("two samples tell nothing")
 	}

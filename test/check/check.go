@@ -4,6 +4,7 @@ package check
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,22 @@ func Equalf[T comparable](t testing.TB, got, want T, format string, args ...any)
 	if got != want {
 		t.Helper()
 		t.Errorf("%s: %s", fmt.Sprintf(format, args...), Difference(got, want))
+	}
+}
+
+// Error fails the test unless there is an error that contains a text.
+func Error(t testing.TB, err error, want string) {
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Helper()
+		t.Error(Difference(err, want))
+	}
+}
+
+// Errorf is Error that says of what.
+func Errorf(t testing.TB, err error, want, format string, args ...any) {
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Helper()
+		t.Errorf("%s: %s", fmt.Sprintf(format, args...), Difference(err, want))
 	}
 }
 

@@ -2,10 +2,11 @@ package e2e
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -25,9 +26,7 @@ func TestHeldConnections(t *testing.T) {
 		p.apply(webService{name: "none", vips: []string{"10.96.0.12"}, port: 80})
 		p.start("--datapath", path)
 
-		if _, err := lab.Client.Ask("tcp", "10.96.0.12:80"); err == nil || !strings.Contains(err.Error(), "refused") {
-			t.Errorf("without the annotation: %v", err)
-		}
+		check.Errorf(t, must.Err(lab.Client.Ask("tcp", "10.96.0.12:80")), "refused", "without the annotation")
 		if server, err := lab.Client.Ask("tcp", "10.96.0.11:80"); err == nil {
 			t.Errorf("%q answers in place of no endpoint", server)
 		}

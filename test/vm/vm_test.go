@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/vm"
 )
 
@@ -145,9 +147,7 @@ func TestGuestThatFailsSaysWhy(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			c.config.Init = programs.init
-			if _, err := vm.Run(ctx, c.config); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%q: got %v, want %q", c.config.Command, err, c.want)
-			}
+			check.Errorf(t, must.Err(vm.Run(ctx, c.config)), c.want, "%q", c.config.Command)
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
 	"github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -52,14 +53,10 @@ func TestConfigs(t *testing.T) {
 func TestFindNamesThePackage(t *testing.T) {
 	p := Peer{Name: "nginx", Package: "nginx and libnginx-mod-stream", program: "no-such-program"}
 	err := p.Find()
-	if err == nil || !strings.Contains(err.Error(), "apt-get install nginx libnginx-mod-stream") {
-		t.Errorf("a missing program says %v", err)
-	}
+	check.Errorf(t, err, "apt-get install nginx libnginx-mod-stream", "a missing program")
 	for _, p := range All(Builds{Sluice: "no/such/sluice", Base: "sluice-base-that-is-not-there"}) {
 		if strings.HasPrefix(p.Name, "sluice") {
-			if err := p.Find(); err == nil || !strings.Contains(err.Error(), "make build") {
-				t.Errorf("%s is found where it is not: %v", p.Name, err)
-			}
+			check.Errorf(t, p.Find(), "make build", "%s is found where it is not", p.Name)
 		}
 		if p.program == "" && p.Find() != nil {
 			t.Errorf("%s needs no program", p.Name)

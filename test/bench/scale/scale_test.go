@@ -80,9 +80,7 @@ func TestSeries(t *testing.T) {
 	if err != nil || got != [2]time.Duration{3, 5} {
 		t.Errorf("median and worst %v, %v", got, err)
 	}
-	if _, err := series(2, func(int) (time.Duration, error) { return 0, errors.New("never") }); err == nil || !strings.Contains(err.Error(), "number 1: never") {
-		t.Errorf("%v", err)
-	}
+	check.Error(t, must.Err(series(2, func(int) (time.Duration, error) { return 0, errors.New("never") })), "number 1: never")
 }
 
 func median(ms int) [2]time.Duration {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -47,12 +48,8 @@ func TestDoorOfSomebodyElse(t *testing.T) {
 	must.OK(t, err)
 	defer l.Close()
 	const want = "somebody else"
-	if _, err := openDoor(at, uid+1); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("open: %v, want %q", err, want)
-	}
-	if _, err := knock(at, uid+1); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("knock: %v, want %q", err, want)
-	}
+	check.Errorf(t, must.Err(openDoor(at, uid+1)), want, "open")
+	check.Errorf(t, must.Err(knock(at, uid+1)), want, "knock")
 }
 
 // Another user cannot run commands in the demo.

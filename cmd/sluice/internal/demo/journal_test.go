@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func lineOf(k key, retried bool) string {
@@ -82,14 +83,10 @@ func TestJournalWaits(t *testing.T) {
 		t.Error("retried: want the first connection alone")
 	}
 
-	if _, err := j.recordsOf(t.Context(), []key{keyNumber(3)}, time.Millisecond); err == nil || !strings.Contains(err.Error(), "no record of the connection 10.244.0.11:40003 to 10.96.0.10:80") {
-		t.Errorf("a record that does not come: %v", err)
-	}
+	check.Errorf(t, must.Err(j.recordsOf(t.Context(), []key{keyNumber(3)}, time.Millisecond)), "no record of the connection 10.244.0.11:40003 to 10.96.0.10:80", "a record that does not come")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
-	if _, err := j.recordsOf(ctx, []key{keyNumber(3)}, time.Hour); err == nil || !strings.Contains(err.Error(), "enough") {
-		t.Errorf("a wait that is given up: %v", err)
-	}
+	check.Errorf(t, must.Err(j.recordsOf(ctx, []key{keyNumber(3)}, time.Hour)), "enough", "a wait that is given up")
 }
 
 func TestTally(t *testing.T) {

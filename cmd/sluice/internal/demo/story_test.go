@@ -116,9 +116,7 @@ func TestUntil(t *testing.T) {
 	if err := until(ctx, time.Hour, never); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
-	if err := until(t.Context(), time.Millisecond, never); err == nil || !strings.Contains(err.Error(), "not within 1ms") {
-		t.Errorf("too late: %v", err)
-	}
+	check.Errorf(t, until(t.Context(), time.Millisecond, never), "not within 1ms", "too late")
 	tries := 0
 	if err := until(t.Context(), time.Hour, func() (bool, error) { tries++; return tries == 3, nil }); err != nil || tries != 3 {
 		t.Errorf("%d tries, %v", tries, err)

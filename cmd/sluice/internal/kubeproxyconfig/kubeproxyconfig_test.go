@@ -83,9 +83,7 @@ func TestErrors(t *testing.T) {
 		{head + "nodePortAddresses: [home]", "\"home\" is neither"},
 		{head + "bindAddress: [a", "yaml"},
 	} {
-		if _, err := Parse([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%q: error %v, want %q in it", test.text, err, test.want)
-		}
+		check.Errorf(t, must.Err(Parse([]byte(test.text))), test.want, "%q", test.text)
 	}
 }
 
