@@ -6,11 +6,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -18,6 +20,8 @@ import (
 
 // long is the length of a packet that gets lost.
 const long = 400
+
+const flagFIN = 1
 
 // A connection ends for BPF too if its last data was lost before the node, and its end was not. The
 // FIN counts once it is acknowledged, although the repeated data lacks it. An RST counts that the
@@ -79,6 +83,42 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// The end that another end acknowledges came first, also if it lay behind a gap until then.
+func TestEndThatIsAcknowledgedCameFirst(t *testing.T) {
+	t.Parallel()
+	for side, want := range []conntrack.End{conntrack.ClientFin, conntrack.EndpointFin} {
+		t.Run(want.String(), func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 1)
+			done := make(chan struct{})
+			lab.Backends[0].ServeTCP(t, ":8080", func(*net.TCPConn) { <-done })
+			defer close(done)
+			n := newNode(t, lab, nil)
+			n.serve(0)
+			conn, err := lab.Client.Dial("tcp", vip4+":80")
+			must.OK(t, err)
+			defer conn.Close()
+			wait.True(t, "the client has completed the handshake", func() bool {
+				return n.hasOpenFlow() && n.openFlow().Seen&bpf.KernelSeenCONFIRMED != 0
+			})
+			k, client := n.openFlow(), netip.MustParseAddrPort(conn.LocalAddr().String())
+			hosts, end := [2]*netns.Host{lab.Client, lab.Backends[0]}, [2]uint32{k.Way[0].End, k.Way[1].End}
+			from, to := [2]netip.AddrPort{client, at(lab.Backends[0].IPv4, 8080)}, [2]netip.AddrPort{netip.MustParseAddrPort(vip4 + ":80"), client}
+			send := func(i int, sequence, ack uint32) { // an end, behind a byte
+				sendSegment(t, hosts[i], from[i], to[i], sequence, ack, flagFIN|flagACK)
+			}
+			const gap, length = 10, 2
+			first, second := side, 1-side
+			send(first, end[first]+gap, end[second])
+			wait.True(t, "the first end", func() bool { return atomic.LoadUint32(&k.Fin[first]) == end[first]+gap+length })
+			send(second, end[second], end[first]+gap+length)
+			wait.True(t, "the second end", func() bool { return atomic.LoadUint32(&k.Fin[second]) == end[second]+length })
+			sendSegment(t, hosts[first], from[first], to[first], end[first]+gap+length, end[second]+length, flagACK)
+			wait.True(t, "the record", func() bool { return n.endedBy(want) == 1 })
+		})
 	}
 }
 

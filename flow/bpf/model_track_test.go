@@ -264,13 +264,9 @@ func (m *model) follow(s *skbuff, p *modelPacket, f *modelFlow, index, from int)
 		}
 		gap = f.progress(p.sequence, end, from)
 	}
-	switch {
-	case p.has(flagFIN) && gap:
+	ends := p.has(flagFIN) && !gap && end == f.end[from]
+	if ends || p.has(flagFIN) && gap {
 		f.fin[from] = end + 1
-	case p.has(flagFIN) && end == f.end[from]:
-		f.fin[from] = end + 1
-		f.ends(fin)
-		f.seen |= fin
 	}
 	// Nobody can acknowledge what was not sent.
 	sent := f.end[other]
@@ -304,6 +300,10 @@ func (m *model) follow(s *skbuff, p *modelPacket, f *modelFlow, index, from int)
 		if f.seen&otherFin != 0 && after(p.ack, f.fin[other]) {
 			f.seen |= acks
 		}
+	}
+	if ends { // the other end came first if this acknowledges it
+		f.ends(fin)
+		f.seen |= fin
 	}
 	if both := KernelSeenCLIENT_FIN_ACKED | KernelSeenENDPOINT_FIN_ACKED; f.seen&both == both {
 		m.close(f, index)

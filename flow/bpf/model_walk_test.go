@@ -137,7 +137,7 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		}
 		w.got[other] = w.next[from]
 		return segment(flagACK, lost.at, lost.length), from
-	case (lost.open || lost.told) && g.one(60): // userspace asks the peers what has become of it
+	case (lost.open || lost.told) && w.next[from]-f.end[from] > 1 && g.one(60): // userspace asks the peers what has become of it
 		return segment(flagRST|byte(g.IntN(2))*flagACK, w.next[from], 0), from
 	case !lost.open && !lost.told && g.one(60):
 		w.resets(from)
@@ -152,6 +152,7 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		*lost = gap{open: true, at: at, length: n}
 		return w.step(g, f, forge)
 	}
+	w.acknowledged(other) // an end that this segment acknowledges came first
 	flags := byte(flagACK)
 	if g.one(15) {
 		w.ended[from] = true

@@ -204,12 +204,9 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		count_again(skb, p, f, from);
 	if (!(f->seen & fin)) // a FIN has a sequence number, which is no byte
 		gap = advance(f, from, p->sequence, end);
-	if (unlikely(p->flags & FIN)) {
-		if (gap || end == d->end)
-			f->fin[from] = end + 1;
-		if (!gap && end == d->end)
-			mark_end(f, fin);
-	}
+	int ends = unlikely(p->flags & FIN) && !gap && end == d->end;
+	if (ends || unlikely((p->flags & FIN) && gap))
+		f->fin[from] = end + 1;
 	// Nobody acknowledges what was not sent.
 	__u32 gone_ahead = f->seen & (from ? CLIENT_AHEAD : ENDPOINT_AHEAD);
 	if ((p->flags & ACK) && is_behind((gone_ahead ? f->ahead[!from] : f->way[!from].end) + 1, p->ack)) {
@@ -223,6 +220,8 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		if (unlikely(f->seen & other_fin) && is_behind(p->ack, f->fin[!from]))
 			mark(f, acked);
 	}
+	if (unlikely(ends)) // after an end that it acknowledges
+		mark_end(f, fin);
 	if (unlikely((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)))
 		close_flow(skb, f, index);
 }

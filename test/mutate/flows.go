@@ -545,6 +545,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestResetBeforeItsDataIsSeen",
 	},
 	{
+		name: "flow-second-end", what: "a record names the second end of a connection where segments overtake each other",
+		file: "flow/bpf/track.h", old: "	// Nobody acknowledges what was not sent.\n", new: "	if (ends)\n		mark_end(f, fin);\n",
+		pkg: "flow", test: "TestEndThatIsAcknowledgedCameFirst",
+	},
+	{
 		name: "flow-reset-while-nobody-asks", what: "nobody asks about an RST that has come during a take-over",
 		file: "flow/adopt.go", old: "f != nil && f.seen()&(bpf.KernelSeenCLIENT_RST_DOUBTED|", new: "f != nil && f.seen()&(bpf.KernelSeenRECORDED & 0|",
 		pkg: "flow", test: "TestResetBeforeItsDataIsSeen",
