@@ -250,6 +250,11 @@ func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 		w.spares.Give(index)
 		return nil
 	}
+	l := &w.kernel.Loads[own.Service] // free counts its end there
+	atomic.AddUint64(&l.Opened, 1)
+	if bpf.ProtocolOf(own.Protocol) != service.UDP && own.Seen&bpf.KernelSeenCONFIRMED == 0 {
+		atomic.AddUint64(&l.Begun, 1)
+	}
 	w.left++
 	return own
 }

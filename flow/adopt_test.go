@@ -1,10 +1,14 @@
 package flow
 
 import (
+	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -32,4 +36,35 @@ func TestFirstPolicyFindsFlowsAdopted(t *testing.T) {
 	if early.Load() {
 		t.Error("the policy is in force before the flows are adopted")
 	}
+}
+
+// Of two flows with one tuple, which two other versions have kept, the one that began later goes on.
+func TestOlderFlowGivesWay(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	of := func(endpoint int, started uint64) *bpf.KernelFlow {
+		return &bpf.KernelFlow{
+			Protocol: syscall.IPPROTO_TCP, State: bpf.KernelStateOPEN, Started: started,
+			Client: bpf.AddressOf(lab.Client.IPv4), Vip: bpf.AddressOf(netip.MustParseAddr(vip4)), Endpoint: bpf.AddressOf(lab.Backends[endpoint].IPv4),
+			ClientPort: bpf.Wire(40000), MiddlePort: bpf.Wire(40000), VipPort: bpf.Wire(80), EndpointPort: bpf.Wire(8080),
+		}
+	}
+	n.onLoop(func() {
+		w := n.server.worker
+		older, newer := w.put(of(0, 1)), w.put(of(1, 2))
+		if older == nil || newer == nil {
+			t.Error("there is no room")
+			return
+		}
+		check.Equal(t, older.State, bpf.KernelStateFREE)
+		check.Equal(t, newer.State, bpf.KernelStateOPEN)
+		check.Equal(t, w.left, 1)
+		key := bpf.TupleOf(syscall.IPPROTO_TCP, at(lab.Client.IPv4, 40000), netip.MustParseAddrPort(vip4+":80"))
+		index := w.kernel.Index.Find(&key).Flow()
+		check.Equal(t, &w.kernel.Flows[index], newer)
+		n.server.stats.open.Add(1) // free counts it
+		w.free(index)
+		w.left--
+	})
 }

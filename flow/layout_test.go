@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -167,4 +168,16 @@ func TestEndsAreSeenBehindAnotherVersion(t *testing.T) {
 		_ = c.Close()
 	}
 	wait.True(t, "all records", func() bool { return n.endedBy(conntrack.ClientFin) == len(clients) })
+	n.onLoop(func() { // what limits count
+		loads, used := uint64(0), uint64(0)
+		for i := range n.server.kernel.Loads {
+			loads += n.server.kernel.Loads[i].Opened - n.server.kernel.Loads[i].Ended
+		}
+		for i := range n.server.kernel.Flows {
+			if n.server.kernel.Flows[i].State != bpf.KernelStateFREE {
+				used++
+			}
+		}
+		check.Equalf(t, loads, used, "service ports count %d flows", loads)
+	})
 }

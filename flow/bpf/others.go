@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -64,51 +66,87 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 		return 0, err
 	}
 	defer sys.UnmapArray(words)
-	var late []func()
+	var leaving []*leavingFlow
 	for i := range entries {
-		entry, state := memory[i*form.size:][:form.size], &words[(i*form.size+form.state)/4]
-		if KernelState(atomic.LoadUint32(state)) == KernelStateFREE {
+		l := &leavingFlow{entry: memory[i*form.size:][:form.size], state: &words[(i*form.size+form.state)/4]}
+		if KernelState(atomic.LoadUint32(l.state)) == KernelStateFREE {
 			continue
 		}
-		var was KernelFlow
-		form.read(entry, &was)
-		isSession := was.Protocol == syscall.IPPROTO_UDP
-		if was.Seen&KernelSeenRECORDED != 0 {
+		l.read = slices.Clone(l.entry)
+		form.read(l.read, &l.was)
+		if l.was.Seen&KernelSeenRECORDED != 0 {
 			continue // it has ended
 		}
-		if isSession {
-			was.leaveToSession()
+		if l.was.isSession() {
+			l.was.leaveToSession()
 		}
-		var own *KernelFlow
-		if was.isWhole() && (isSession || form.connections) {
-			k := was
-			own = take(&k)
+		if l.was.isWhole() && (l.was.isSession() || form.knows(l.read)) {
+			k := l.was
+			l.own = take(&k)
 		}
-		if own == nil && !was.isGivenUp() {
+		if l.own == nil && !l.was.isGivenUp() {
 			left++
 			continue
 		}
-		entry[form.protocol] = 0 // no tuple finds it any more, and its version uses the index again once that runs
-		last := KernelState(atomic.SwapUint32(state, uint32(KernelStateFREE)))
-		if own == nil {
-			continue
-		}
-		merge := func() {
-			now := was
-			if form.read(entry, &now); isSession {
-				now.leaveToSession()
+		l.merge(form)
+		leaving = append(leaving, l)
+	}
+	mergeAll := func() { // until programs have ended that had found a flow, or none, before
+		for began := time.Now(); len(leaving) > 0 && time.Since(began) < programTime; {
+			for _, l := range leaving {
+				l.merge(form)
 			}
-			now.State = last
-			own.merge(&was, &now)
-			was = now
 		}
-		merge()
-		late = append(late, merge)
 	}
-	for _, merge := range late { // of programs that had found it before
-		merge()
+	mergeAll()
+	for _, l := range leaving {
+		l.void(form)
 	}
+	mergeAll()
 	return left, nil
+}
+
+// programTime is longer than a BPF program runs.
+const programTime = time.Millisecond
+
+// leavingFlow is a flow of another version, whose programs may still handle a packet of it.
+type leavingFlow struct {
+	entry  []byte  // in that version's map
+	state  *uint32 // the same
+	read   []byte  // entry, as was has it
+	was    KernelFlow
+	voided bool
+	own    *KernelFlow // nil: the client's next packet begins another one
+}
+
+// void keeps the other version's programs from finding the flow. That version uses the index again once it
+// runs.
+func (l *leavingFlow) void(f *form) {
+	l.merge(f)
+	l.entry[f.protocol] = 0
+	last := KernelState(atomic.SwapUint32(l.state, uint32(KernelStateFREE)))
+	l.voided = true
+	if l.own != nil {
+		l.own.change(l.was.State, last)
+		l.was.State = last
+	}
+}
+
+// merge adds what the other version's programs have seen since the last time.
+func (l *leavingFlow) merge(f *form) {
+	if l.own == nil || bytes.Equal(l.read, l.entry) {
+		return
+	}
+	copy(l.read, l.entry)
+	now := l.was
+	if f.read(l.read, &now); l.was.isSession() {
+		now.leaveToSession()
+	}
+	if l.voided {
+		now.Protocol, now.State = l.was.Protocol, l.was.State
+	}
+	l.own.merge(&l.was, &now)
+	l.was = now
 }
 
 // leaveToSession leaves a UDP session the marks that isOfSessions names.
@@ -116,23 +154,37 @@ func (k *KernelFlow) leaveToSession() {
 	k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED|KernelSeenCOLLIDED), 0
 }
 
-// merge adds what another version's programs have seen of a flow since it was read. This version's may
-// have handled packets of it, too.
+func (k *KernelFlow) isSession() bool { return k.Protocol == syscall.IPPROTO_UDP }
+
+func (k *KernelFlow) change(from, to KernelState) {
+	atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(from), uint32(to))
+}
+
+// merge adds what another version's programs have seen of a flow since it was read. Their packets came before
+// those that this version's programs have handled, which find the flow first.
 func (k *KernelFlow) merge(was, now *KernelFlow) {
 	atomic.OrUint32((*uint32)(&k.Seen), uint32(now.Seen&^was.Seen))
+	if was.FirstEnd == 0 && now.FirstEnd != 0 {
+		atomic.StoreUint32((*uint32)(&k.FirstEnd), uint32(now.FirstEnd))
+	}
 	for _, f := range []struct {
 		own       *uint64
 		was, then uint64
 	}{{&k.Answered, was.Answered, now.Answered}, {&k.Data, was.Data, now.Data}, {&k.Closed, was.Closed, now.Closed}} {
-		atomic.CompareAndSwapUint64(f.own, f.was, f.then)
+		if f.was == 0 && f.then != 0 {
+			atomic.StoreUint64(f.own, f.then)
+		}
 	}
-	atomic.CompareAndSwapUint32((*uint32)(&k.FirstEnd), uint32(was.FirstEnd), uint32(now.FirstEnd))
 	for i := range k.Way {
 		own, was, now := &k.Way[i], &was.Way[i], &now.Way[i]
-		atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)
-		atomic.AddUint64(&own.Packets, now.Packets-was.Packets)
+		if k.Protocol == syscall.IPPROTO_TCP {
+			own.reach(now.End)
+		} else {
+			atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)
+			atomic.AddUint64(&own.Packets, now.Packets-was.Packets)
+			atomic.CompareAndSwapUint32(&own.End, was.End, now.End)
+		}
 		atomic.CompareAndSwapUint64(&own.Last, was.Last, now.Last)
-		atomic.CompareAndSwapUint32(&own.End, was.End, now.End)
 		atomic.CompareAndSwapUint32(&own.Acked, was.Acked, now.Acked)
 	}
 	atomic.CompareAndSwapUint64(&k.Confirmed, was.Confirmed, now.Confirmed)
@@ -142,10 +194,26 @@ func (k *KernelFlow) merge(was, now *KernelFlow) {
 		atomic.CompareAndSwapUint32(&k.Fin[i], was.Fin[i], now.Fin[i])
 		atomic.CompareAndSwapUint32(&k.Ahead[i], was.Ahead[i], now.Ahead[i])
 	}
-	atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(was.State), uint32(now.State))
+	k.change(was.State, now.State)
 	const acked = KernelSeenCLIENT_FIN_ACKED | KernelSeenENDPOINT_FIN_ACKED
 	if k.Seen&acked == acked && atomic.CompareAndSwapUint32((*uint32)(&k.State), uint32(KernelStateOPEN), uint32(KernelStateCLOSED)) {
 		atomic.StoreUint64(&k.Closed, k.Last()) // each version has seen one end
+	}
+}
+
+// reach counts TCP's bytes up to a sequence number that another version's programs have seen. This
+// version's may have counted them by a later acknowledgement.
+func (d *KernelDirection) reach(end uint32) {
+	for {
+		old := atomic.LoadUint32(&d.End)
+		n := int32(end - old)
+		if n <= 0 {
+			return
+		}
+		if atomic.CompareAndSwapUint32(&d.End, old, end) {
+			atomic.AddUint64(&d.Bytes, uint64(n))
+			return
+		}
 	}
 }
 
@@ -191,16 +259,30 @@ type form struct {
 	size            int // of one
 	parts           []part
 	protocol, state int
-	connections     bool // are described alike, too
+	disputed        []dispute
 }
 
 // part is a number in another version's flows, and in KernelFlow.
 type part struct{ from, to, size int }
 
+// dispute is a field of connections with marks that another version calls otherwise.
+type dispute struct {
+	from  int
+	marks uint32
+}
+
+// knows reports whether this version understands a connection of another one: it has none of the marks whose
+// meaning differs. Most are rare, such as that of an RST in doubt.
+func (f *form) knows(entry []byte) bool {
+	return !slices.ContainsFunc(f.disputed, func(d dispute) bool {
+		return binary.NativeEndian.Uint32(entry[d.from:])&d.marks != 0
+	})
+}
+
 // formOf compares what this version's flows are with another one's. Each of the fields that both
 // have must be of one kind, with one meaning of its values.
 func formOf(own btf.Type, there *btf.Struct) (*form, error) {
-	f := &form{protocol: -1, state: -1, connections: true}
+	f := &form{protocol: -1, state: -1}
 	if err := f.compare("flow", own, there, 0, 0); err != nil {
 		return nil, err
 	}
@@ -260,10 +342,12 @@ func (f *form) compare(name string, own, there btf.Type, to, from int) error {
 		return nil
 	case *btf.Enum:
 		other, is := there.(*btf.Enum)
-		if !is || !agree(own.Values, other.Values, isOfSessions) {
+		if !is || disputed(own.Values, other.Values, isOfSessions) != 0 {
 			return differs
 		}
-		f.connections = f.connections && agree(own.Values, other.Values, func(string) bool { return true })
+		if marks := disputed(own.Values, other.Values, nil); marks != 0 {
+			f.disputed = append(f.disputed, dispute{from, marks})
+		}
 	}
 	if n, err := btf.Sizeof(there); err != nil || n != size {
 		return differs
@@ -277,16 +361,17 @@ func isOfSessions(name string) bool {
 	return slices.Contains([]string{"FREE", "ASKING", "OPEN", "COLLIDED", "RECORDED", "KNOWN", "PASSED"}, name) || strings.HasPrefix(name, "OPTION_")
 }
 
-// agree reports whether none of the values that count has another name elsewhere, and no name another value.
-func agree(own, there []btf.EnumValue, counts func(name string) bool) bool {
+// disputed returns the values there that have another name here, or whose name has another value here, of
+// those that count; nil: all do.
+func disputed(own, there []btf.EnumValue, counts func(name string) bool) (marks uint32) {
 	for _, x := range own {
 		for _, y := range there {
-			if counts(x.Name) && (x.Name == y.Name) != (x.Value == y.Value) {
-				return false
+			if (counts == nil || counts(x.Name)) && (x.Name == y.Name) != (x.Value == y.Value) {
+				marks |= uint32(y.Value)
 			}
 		}
 	}
-	return true
+	return marks
 }
 
 func (f *form) read(entry []byte, k *KernelFlow) {

@@ -9,7 +9,7 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-datagrams-alone", what: "connections in maps of another layout stay there, and leave no records",
-		file: "flow/bpf/others.go", old: "(isSession || form.connections)", new: "isSession",
+		file: "flow/bpf/others.go", old: "(l.was.isSession() || form.knows(l.read))", new: "l.was.isSession()",
 		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
 	},
 	{
@@ -34,8 +34,48 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-misread", what: "what another version's maps hold is read as if its names meant the same",
-		file: "flow/bpf/others.go", old: "!is || !agree(own.Values, other.Values, isOfSessions)", new: "!is || len(other.Values) == 0",
+		file: "flow/bpf/others.go", old: "!is || disputed(own.Values, other.Values, isOfSessions) != 0", new: "!is",
 		pkg: "flow/bpf", test: "TestFlowsOfAnotherVersion",
+	},
+	{
+		name: "flow-others-marks", what: "connections whose marks mean something else to another version are read as if they did not",
+		file: "flow/bpf/others.go", old: "&d.marks != 0", new: "&d.marks == ^uint32(0)",
+		pkg: "flow/bpf", test: "TestConnectionsOfAnEarlierBuild",
+	},
+	{
+		name: "flow-others-in-both", what: "a flow that another version has taken over is in the first one's maps, too",
+		file: "flow/bpf/others.go", old: "		l.void(form)\n", new: "		l.merge(form)\n",
+		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
+	},
+	{
+		name: "flow-others-in-none", what: "neither version knows a flow that moves for a program that looks for it in both",
+		file: "flow/bpf/others.go", old: "		l.merge(form)\n		leaving =", new: "		l.void(form)\n		leaving =",
+		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
+	},
+	{
+		name: "flow-others-unmerged", what: "what another version's programs see of a flow that moves is lost",
+		file: "flow/bpf/others.go", old: "	l.own.merge(&l.was, &now)\n", new: "",
+		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
+	},
+	{
+		name: "flow-others-first-end", what: "the record of a connection that ends while it moves names the end that came second",
+		file: "flow/bpf/others.go", old: "if was.FirstEnd == 0 && now.FirstEnd != 0 {", new: "if k.FirstEnd == 0 {",
+		pkg: "flow/bpf", test: "TestWhatBothVersionsSeeOfAFlow",
+	},
+	{
+		name: "flow-others-bytes", what: "bytes of a connection that moves count twice",
+		file: "flow/bpf/others.go", old: "own.reach(now.End)", new: "atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)",
+		pkg: "flow/bpf", test: "TestWhatBothVersionsSeeOfAFlow",
+	},
+	{
+		name: "flow-others-room", what: "flows that another version has taken over count for limits after a return to the first one",
+		file: "flow/adopt.go", old: "		w.countAgain()\n", new: "",
+		pkg: "flow", test: "TestEndsAreSeenBehindAnotherVersion",
+	},
+	{
+		name: "flow-others-older", what: "an old connection gets the packets of a newer one of another version",
+		file: "flow/adopt.go", old: "	w.giveWayTo(index)\n", new: "",
+		pkg: "flow", test: "TestOlderFlowGivesWay",
 	},
 	{
 		name: "flow-programs-anew", what: "the kernel verifies the programs at each start, though the same build has pinned them",
