@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestTotalsGoOn: totals, with their labels, are those of this process and of the ones before; gauges
@@ -34,7 +35,5 @@ test_open 2
 # TYPE test_total counter
 test_total 7
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "test_total", "test_open", "labelled_total"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, testutil.GatherAndCompare(registry, strings.NewReader(want), "test_total", "test_open", "labelled_total"))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -111,9 +112,7 @@ sluice_connect_duration_seconds_count{namespace="default",port="http",protocol="
 	err := testutil.GatherAndCompare(NewRegistry(sources(t)), strings.NewReader(want),
 		"sluice_connections_opened_total", "sluice_connections_active", "sluice_connections_retried_total",
 		"sluice_dial_attempts_total", "sluice_relayed_bytes_total", "sluice_connect_duration_seconds")
-	if err != nil {
-		t.Error(err)
-	}
+	check.OK(t, err)
 }
 
 // Datagrams of UDP and messages of SCTP are counted; TCP has neither.
@@ -136,9 +135,7 @@ sluice_relayed_datagrams_total{from="client",namespace="default",port="http",pro
 sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",protocol="SCTP",service="web"} %d
 sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",protocol="UDP",service="web"} %d
 `, 4+service.SCTP, 4+service.UDP)
-	if err := testutil.GatherAndCompare(NewRegistry(s), strings.NewReader(want), "sluice_relayed_datagrams_total"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, testutil.GatherAndCompare(NewRegistry(s), strings.NewReader(want), "sluice_relayed_datagrams_total"))
 }
 
 // A service port has the same series whatever happens to it, from its first
@@ -177,9 +174,7 @@ sluice_connections_opened_total{namespace="",port="",protocol="",service=""} 2
 sluice_relayed_bytes_total{from="client",namespace="",port="",protocol="",service=""} 111
 sluice_relayed_bytes_total{from="endpoint",namespace="",port="",protocol="",service=""} 2022
 `
-	if err := testutil.GatherAndCompare(NewRegistry(from), strings.NewReader(want), "sluice_connections_opened_total", "sluice_relayed_bytes_total"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, testutil.GatherAndCompare(NewRegistry(from), strings.NewReader(want), "sluice_connections_opened_total", "sluice_relayed_bytes_total"))
 }
 
 func TestValues(t *testing.T) {

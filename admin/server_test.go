@@ -37,9 +37,7 @@ func serve(t *testing.T, l net.Listener, pages Pages) (end func()) {
 	go func() {
 		defer close(done)
 		NewServer(pages, new(httpport.Group)).Keep(ctx, l, nil, time.Hour, func(err error) {
-			if err != nil {
-				t.Error(err)
-			}
+			check.OK(t, err)
 		})
 	}()
 	return func() {

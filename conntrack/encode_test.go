@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -248,9 +249,7 @@ func TestJSONTypes(t *testing.T) {
 				US       int64
 			} `json:"failed_attempts"`
 		}
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Errorf("%s: %v", line, err)
-		}
+		check.OKf(t, json.Unmarshal([]byte(line), &r), "%s", line)
 		want := examples()[r.ID-1]
 		if r.Time.UnixNano() != want.Wall/1000*1000 || r.Client != want.Client || r.End != want.End.String() ||
 			r.Attempts != int(want.Attempts) || len(r.FailedAttempts) != len(want.Failed) ||
@@ -340,9 +339,7 @@ func BenchmarkOpenClose(b *testing.B) {
 		}
 		b.StopTimer()
 		s.Flush()
-		if err := table.Close(b.Context()); err != nil {
-			b.Error(err)
-		}
+		check.OK(b, table.Close(b.Context()))
 		b.ReportMetric(float64(table.Stats().Dropped)/float64(b.N), "dropped/op")
 	}
 	b.Run("no-log", func(b *testing.B) { run(b, nil) })

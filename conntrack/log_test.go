@@ -43,9 +43,7 @@ func ids(t *testing.T, text string) []uint64 {
 	var list []uint64
 	for line := range strings.Lines(text) {
 		var r struct{ ID uint64 }
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Errorf("%q: %v", line, err)
-		}
+		check.OKf(t, json.Unmarshal([]byte(line), &r), "%q", line)
 		list = append(list, r.ID)
 	}
 	return list
@@ -125,12 +123,8 @@ func TestReopen(t *testing.T) {
 		t.Errorf("ids %v", got)
 	}
 	must.OK(t, os.Mkdir(dir, 0o755))
-	if err := l.Reopen(); err != nil {
-		t.Errorf("Reopen after Close: %v", err)
-	}
-	if err := open(t, LogOptions{Path: "-"}).Reopen(); err != nil {
-		t.Errorf("Reopen of standard output: %v", err)
-	}
+	check.OKf(t, l.Reopen(), "Reopen after Close")
+	check.OKf(t, open(t, LogOptions{Path: "-"}).Reopen(), "Reopen of standard output")
 }
 
 // SIGHUP may come at any moment: no line is lost, doubled or torn.
@@ -183,9 +177,7 @@ func TestDiskFull(t *testing.T) {
 		l.Flush()
 	}
 	check.Equalf(t, l.Stats(), LogStats{Lost: 15, Errors: 3}, "stats")
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, l.Close())
 }
 
 // limitedDisk takes so many bytes; then it is full.
@@ -346,9 +338,7 @@ func TestStuckWriter(t *testing.T) {
 	if got := l.Stats(); got.Lost == 0 || got.Written+got.Lost != table.Stats().Queued {
 		t.Errorf("log %+v, table %+v", got, table.Stats())
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, l.Close())
 	lost := uint64(0)
 	for line := range strings.Lines(told.String()) {
 		var said struct {
@@ -368,9 +358,7 @@ func TestWriteAfterClose(t *testing.T) {
 	l.Write(numbered(0, 3))
 	l.Flush()
 	check.Equalf(t, l.Stats(), LogStats{Lost: 3, Errors: 1}, "stats")
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, l.Close())
 }
 
 // In a take-over, two processes append to one file. What one has half written when the other

@@ -24,9 +24,7 @@ func TestRoom(t *testing.T) {
 	}
 	check.Equalf(t, table.Stats().Dropped, 0, "records were lost while there was room")
 	close(b.released)
-	if err := table.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, table.Close(t.Context()))
 	if got := NewTable(Options{Shards: 1}).Room(); got < 1<<30 {
 		t.Errorf("without a sink there is room for %d records", got)
 	}

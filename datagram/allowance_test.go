@@ -89,9 +89,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 	send := func(vip string, number int) (list []net.Conn) {
 		for range number {
 			c := client(t, lab.Client, vip+":53")
-			if _, err := c.Write([]byte("q")); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(c.Write([]byte("q"))))
 			list = append(list, c)
 		}
 		return list
@@ -158,17 +156,13 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 		var list []net.Conn
 		for range clients {
 			c := client(t, lab.Client, vip4+":53")
-			if _, err := c.Write([]byte("q")); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(c.Write([]byte("q"))))
 			list = append(list, c)
 		}
 		close(gate)
 		for i, c := range list {
 			must.OK(t, c.SetReadDeadline(time.Now().Add(patience)))
-			if _, err := c.Read(make([]byte, 100)); err != nil {
-				t.Errorf("client %d: %v", i, err)
-			}
+			check.OKf(t, must.Err(c.Read(make([]byte, 100))), "client %d", i)
 		}
 	}
 	wait.True(t, "a listening socket pauses", func() bool {

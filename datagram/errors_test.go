@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -190,9 +191,7 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 		send := func(i int) {
 			// The copies of a session hold three of these.
 			p := append(fmt.Appendf(nil, "%d/%d ", round, i), make([]byte, 20000)...)
-			if _, err := c.Write(p); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(c.Write(p)))
 		}
 		n.byHand(func(turn func() (sessions int)) {
 			start := turn()

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
@@ -78,9 +79,7 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 		running.Add(1)
 		go func() {
 			defer running.Done()
-			if err := lab.Node.Do(loop.Run); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, lab.Node.Do(loop.Run))
 		}()
 	}
 	n.steer = steer
@@ -100,9 +99,7 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	}))
 	n.server = New(o)
 	t.Cleanup(func() {
-		if err := steer.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, steer.Close())
 		n.stop()
 		for _, l := range n.loops {
 			l.Stop()

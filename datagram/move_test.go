@@ -80,9 +80,7 @@ func TestHeldAddressStays(t *testing.T) {
 	moved, err := before.Move(func(list []handover.Moved) ([]bool, error) {
 		for i := range list {
 			var m movedSession
-			if err := json.Unmarshal(list[i].State, &m); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, json.Unmarshal(list[i].State, &m))
 			m.Socket.Held = true
 			list[i].State, _ = json.Marshal(m)
 		}

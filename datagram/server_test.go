@@ -386,9 +386,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 	for _, c := range quiet {
-		if _, err := ask(c, "q", patience); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(ask(c, "q", patience)))
 	}
 	n.stop()
 	evicted := map[string]int{}
@@ -528,9 +526,7 @@ func TestSessionsOfBoundDestinationsEndWithTheProxy(t *testing.T) {
 	n := newNode(t, lab, nil)
 	bindNodePort(t, lab, n)
 	for _, to := range []string{"10.1.0.1:30053", vip4 + ":53"} {
-		if _, err := ask(client(t, lab.Client, to), "q", patience); err != nil {
-			t.Errorf("%s: %v", to, err)
-		}
+		check.OKf(t, must.Err(ask(client(t, lab.Client, to), "q", patience)), "%s", to)
 	}
 	n.stop()
 	if ends := n.records.Ends(); ends[conntrack.Shutdown] != 2 || len(ends) != 1 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -183,9 +184,7 @@ func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
 	must.OK(t, err)
 	defer socket.Close()
 	send := func(to string) {
-		if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))))
 	}
 	send(vip4 + ":80")
 	wait.True(t, "a session", func() bool { return n.server.Stats().Open == 1 })

@@ -208,9 +208,7 @@ func mix(t *testing.T, list []*mixer) (all mixed) {
 	var running sync.WaitGroup
 	for _, m := range list {
 		running.Go(func() {
-			if err := m.client.Do(func() error { return m.run(connections/len(list), began.Add(most)) }); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, m.client.Do(func() error { return m.run(connections/len(list), began.Add(most)) }))
 		})
 	}
 	running.Wait()

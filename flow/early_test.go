@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -41,9 +42,7 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 	})
 	n.apply(services)
 	for range clients {
-		if err := <-asked; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-asked)
 	}
 	attempts := 0
 	for _, r := range n.wait(t, clients) {
@@ -107,9 +106,7 @@ func testHandshake(t *testing.T, flows int, refuses bool) {
 	} else {
 		sendSegment(t, silent, endpoint, client, 1, had.FirstSequence-1, flagACK)
 	}
-	if err := <-asked; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-asked)
 	for _, r := range n.wait(t, 1) {
 		if r.End != conntrack.ClientFin && r.End != conntrack.EndpointFin || refuses && r.Attempts != 2 {
 			t.Errorf("%+v", r)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -77,16 +78,12 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	}
 	n.apply(change)
 	judged(true)
-	if _, err := lab.Client.Ask("tcp", vip.String()); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", vip.String())))
 	follow("there are no rules", &none)
 	judged(false)
 	follow("rules come", &rule)
 	judged(true)
-	if _, err := lab.Client.Ask("tcp", vip.String()); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", vip.String())))
 	found.Store(nil)
 	if n.server.judges.check(false); n.server.Judged() != rule { // the watcher checks too, alike
 		t.Errorf("rules that cannot be read are %q", n.server.Judged())

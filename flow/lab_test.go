@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
@@ -150,9 +151,7 @@ func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ..
 	}
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := lab.Node.Do(loop.Run); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, lab.Node.Do(loop.Run))
 	})
 	must.OK(t, lab.Node.Do(n.server.Start))
 	n.end = sync.OnceFunc(func() {

@@ -239,12 +239,8 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 			if got := next.server.Stats().Open; got != 1 {
 				t.Errorf("%d connections were adopted, want 1", got)
 			}
-			if _, err := io.WriteString(open, "ping"); err != nil {
-				t.Error(err)
-			}
-			if _, err := io.ReadFull(open, make([]byte, 4)); err != nil {
-				t.Errorf("the open connection: %v", err)
-			}
+			check.OK(t, must.Err(io.WriteString(open, "ping")))
+			check.OKf(t, must.Err(io.ReadFull(open, make([]byte, 4))), "the open connection")
 			// The node has the address, but no relay: it refuses what the kernel leaves to it.
 			must.OK(t, lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(vip4))}))
 			before := next.server.Stats().Kernel
@@ -256,9 +252,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 				t.Errorf("the kernel had %v before a new connection, and %v after it", before, after)
 			}
 			udp := lab.Client.Connect(t, "udp", vip4+":80")
-			if _, err := question(udp); err != nil {
-				t.Errorf("UDP: %v", err)
-			}
+			check.OKf(t, must.Err(question(udp)), "UDP")
 		})
 	}
 }
@@ -366,7 +360,5 @@ func TestHandOverLeavesTheNextProcess(t *testing.T) {
 	first.server.Session(client, vip, false)
 	key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
 	var none uint64
-	if err := next.server.kernel.Maps.Sessions.Lookup(&key, &none); err != nil {
-		t.Errorf("a session of the next process: %v", err)
-	}
+	check.OKf(t, next.server.kernel.Maps.Sessions.Lookup(&key, &none), "a session of the next process")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -46,9 +47,7 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 		n.server.Session(at(lab.Client.IPv4, 41000), vip, false)
 		for _, c := range []net.Conn{send(41000), send(41001)} {
 			_ = c.SetReadDeadline(time.Now().Add(patience))
-			if _, err := c.Read(make([]byte, 100)); err != nil {
-				t.Errorf("a client that the relay does not have: %v", err)
-			}
+			check.OKf(t, must.Err(c.Read(make([]byte, 100))), "a client that the relay does not have")
 		}
 	})
 }
@@ -65,9 +64,7 @@ func TestRelayOfAnEarlierProcessIsForgotten(t *testing.T) {
 		must.OK(t, m.Put(&key, uint64(until)))
 	}
 	n.onLoop(func() {
-		if err := n.server.worker.forgetRelayed(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, n.server.worker.forgetRelayed())
 	})
 	var until uint64
 	if m.Lookup(&earlier, &until) == nil || m.Lookup(&own, &until) != nil {

@@ -270,9 +270,7 @@ func TestClientWithSeveralAddresses(t *testing.T) {
 		if a.ClientAddresses != 1 || a.Client.Addr() != lab.Client.IPv4 && a.Client.Addr() != second {
 			t.Errorf("port %d: the endpoint knows %d addresses of its client, and saw %s", port, a.ClientAddresses, a.Client)
 		}
-		if err := p.Again(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, p.Again())
 		if r := n.wait(t, 1)[0]; r.End != conntrack.ClientShutdown {
 			t.Errorf("%+v", r)
 		}

@@ -334,7 +334,5 @@ func TestAnnotationLeavesPortToTheRelay(t *testing.T) {
 		t.Errorf("the kernel asks about %v", d)
 	}
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", vip4+":80")))
 }

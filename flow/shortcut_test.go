@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -201,9 +202,7 @@ func always(t *testing.T, c *net.UDPConn, size int) {
 	raw, err := c.SyscallConn()
 	must.OK(t, err)
 	set := func(fd uintptr, level, option, value int) {
-		if err := unix.SetsockoptInt(int(fd), level, option, value); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, unix.SetsockoptInt(int(fd), level, option, value))
 	}
 	must.OK(t, raw.Control(func(fd uintptr) {
 		if c.RemoteAddr().(*net.UDPAddr).IP.To4() != nil {

@@ -310,9 +310,7 @@ func TestTableOfAProcessThatIsGone(t *testing.T) {
 	if got := n.server.Stats().Decided; got != decided {
 		t.Errorf("the table has decided about %d connections", got-decided)
 	}
-	if _, err := netns.AskOn(held); err != nil {
-		t.Errorf("an open connection: %v", err)
-	}
+	check.OKf(t, must.Err(netns.AskOn(held)), "an open connection")
 	n.onLoop(func() { (*beater)(n.server.worker).HandleTimer(nil) }) // for the end of the test
 	wait.True(t, "the table decides again", func() bool { return c.DecidesUntil > uint64(sys.Monotonic()) })
 	n.ask(1)
@@ -347,9 +345,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	held := lab.Client.Connect(t, "tcp", vip4+":80")
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
-	if _, err := netns.AskOn(held); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(netns.AskOn(held)))
 	next.ask(3)
 	_ = held.Close()
 	wait.For(t, "records", patience, func() error {
@@ -438,9 +434,7 @@ func TestIndicesAreReclaimed(t *testing.T) {
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	wait.True(t, "all indices are free", func() bool { return next.server.worker.spares.Len() == 4096 })
-	if err := os.RemoveAll(string(pinsOf(t, root, lab))); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, os.RemoveAll(string(pinsOf(t, root, lab))))
 }
 
 func TestOrigins(t *testing.T) {
@@ -501,10 +495,6 @@ func TestFlowsThatNobodyWasToldOf(t *testing.T) {
 	must.OK(t, must.Err(held[0].Write([]byte("one more"))))
 	_ = held[0].SetReadDeadline(time.Now().Add(patience))
 	_ = server.SetReadDeadline(time.Now().Add(patience))
-	if _, err := held[0].Read(make([]byte, 1<<10)); err != nil {
-		t.Error(err)
-	}
-	if err := <-answered; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(held[0].Read(make([]byte, 1<<10))))
+	check.OK(t, <-answered)
 }

@@ -54,13 +54,9 @@ func TestStartTriesThePrograms(t *testing.T) {
 // TestTry: it works whether the node forwards packets or not, which may change.
 func TestTry(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	if err := lab.Node.Do(Try); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, lab.Node.Do(Try))
 	for _, file := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		must.OK(t, lab.Node.SetSysctl(file, "0"))
 	}
-	if err := lab.Node.Do(Try); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, lab.Node.Do(Try))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -154,9 +155,7 @@ func newPlane(t testing.TB, change func(*plane, *Options)) *plane {
 	go func() { ran <- loop.Run() }()
 	t.Cleanup(func() {
 		loop.Stop()
-		if err := <-ran; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-ran)
 	})
 	if change != nil {
 		change(p, &o)

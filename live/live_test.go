@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/live/filter"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -271,9 +272,7 @@ func TestMeterAfterTheLastOne(t *testing.T) {
 	opened := make(chan *Meter, 1)
 	go func() {
 		m, err := w.view.Meter(MeterOptions{Filter: parse(t, ""), By: ByService, Interval: time.Second})
-		if err != nil {
-			t.Error(err)
-		}
+		check.OK(t, err)
 		opened <- m
 	}()
 	select {
@@ -283,9 +282,7 @@ func TestMeterAfterTheLastOne(t *testing.T) {
 		close(looks)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := m.Next(ctx); err != nil {
-			t.Errorf("no frame: %v", err)
-		}
+		check.OKf(t, must.Err(m.Next(ctx)), "no frame")
 	case <-time.After(time.Minute):
 		t.Fatal("Meter holds the lock until the looks are over")
 	}

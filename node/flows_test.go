@@ -99,9 +99,7 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 	if why := settled(t, p, conntrack.Kernel); why != "" {
 		t.Errorf("kernel flows serve because %q", why)
 	}
-	if err := errors.Join(askWeb(), ask()); err != nil {
-		t.Errorf("with kernel flows: %v", err)
-	}
+	check.OKf(t, errors.Join(askWeb(), ask()), "with kernel flows")
 }
 
 // TestFlowsThatDoNotStart: with --datapath auto, an error of the start of kernel flows is no

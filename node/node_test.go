@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -134,9 +135,7 @@ func run(t *testing.T, p *Proxy) (ctx context.Context, stop func()) {
 		cancel()
 		select {
 		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
+			check.OKf(t, err, "Run")
 		case <-time.After(time.Minute):
 			t.Fatal("Run does not end")
 		}
@@ -156,12 +155,8 @@ func TestProxyInTheProcess(t *testing.T) {
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
 	u := Update{Policy: config(t, "").Policy}
 	u.Policy.MasqueradeAll = true
-	if err := p.Update(ctx, u); err != nil {
-		t.Error(err)
-	}
-	if err := askWeb(); err != nil {
-		t.Errorf("after an update: %v", err)
-	}
+	check.OK(t, p.Update(ctx, u))
+	check.OKf(t, askWeb(), "after an update")
 	stop()
 	if !p.policy.MasqueradeAll {
 		t.Error("the update was not in force")

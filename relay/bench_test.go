@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -161,9 +162,7 @@ func BenchmarkConnect(b *testing.B) {
 				buf := make([]byte, 128)
 				for range n {
 					c := dialBench(b, addr)
-					if err := exchange(c, buf); err != nil {
-						b.Error(err)
-					}
+					check.OK(b, exchange(c, buf))
 					c.SetLinger(0) // no TIME_WAIT at the client
 					c.Close()
 				}

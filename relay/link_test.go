@@ -54,9 +54,7 @@ func TestBytesExact(t *testing.T) {
 				for range each {
 					c := p.dial()
 					up, down := rng.IntN(len(sizes)), rng.IntN(len(sizes))
-					if _, err := c.Write([]byte{byte(up), byte(down), byte(rng.Uint32())}); err != nil {
-						t.Error(err)
-					}
+					check.OK(t, must.Err(c.Write([]byte{byte(up), byte(down), byte(rng.Uint32())})))
 					talk(t, c, rng, client, sizes[up], sizes[down])
 					c.Close()
 				}
@@ -89,9 +87,7 @@ func talk(t testing.TB, c *net.TCPConn, rng *rand.Rand, side, send, receive int)
 			}
 			sent += n
 		}
-		if err := c.CloseWrite(); err != nil {
-			t.Errorf("side %d: %v", side, err)
-		}
+		check.OKf(t, c.CloseWrite(), "side %d", side)
 	})
 	buf := make([]byte, 50_000)
 	got := 0
@@ -387,9 +383,7 @@ func TestIdleLinks(t *testing.T) {
 			for range links / 10 {
 				c := p.dial()
 				go c.Write(make([]byte, size))
-				if _, err := io.ReadFull(c, buf); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, must.Err(io.ReadFull(c, buf)))
 			}
 		})
 	}

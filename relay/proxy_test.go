@@ -74,9 +74,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 	var running sync.WaitGroup
 	for _, ln := range p.accepters {
 		running.Go(func() {
-			if err := ln.loop.Run(); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, ln.loop.Run())
 		})
 	}
 	t.Cleanup(func() {

@@ -119,12 +119,8 @@ func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
 		_ = c.SetDeadline(time.Now().Add(patience))
 		name(t, c)
 		_ = c.Close()
-		if _, err := held[i].Write([]byte("x")); err != nil {
-			t.Error(err)
-		}
-		if _, err := io.ReadFull(held[i], make([]byte, 1)); err != nil {
-			t.Errorf("the open connection to %s: %v", a, err)
-		}
+		check.OK(t, must.Err(held[i].Write([]byte("x"))))
+		check.OKf(t, must.Err(io.ReadFull(held[i], make([]byte, 1))), "the open connection to %s", a)
 	}
 }
 

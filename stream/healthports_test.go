@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -64,9 +65,7 @@ func TestHealthCheckPortsShareClaims(t *testing.T) {
 	if limit, most := s.limit.Load(), s.mostOf(388, 32); limit != 350 || most != 340 {
 		t.Errorf("%d connections are possible, %d for one namespace; want 350, 340", limit, most)
 	}
-	if err := m.TakeSockets("web", 2); err != nil {
-		t.Errorf("another namespace: %v", err)
-	}
+	check.OKf(t, m.TakeSockets("web", 2), "another namespace")
 	m.ReturnSockets("web", 2)
 
 	s.open.Add(340) // as if a namespace had them

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
@@ -135,9 +136,7 @@ func TestNoObjectKeepsOthersFromBeingServed(t *testing.T) {
 			steer := &paper{traits: redirect.Traits{BindEach: each}}
 			host := []netip.Addr{lab.Node.IPv4, lab.Node.IPv6, netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("fe80::1"), netip.MustParseAddr("240.9.9.9")}
 			n := newNode(t, lab, func(o *setup) {
-				if err := o.Redirector.Close(); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, o.Redirector.Close())
 				o.Redirector = steer
 				o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("0.0.0.0/0")}
 				o.HostAddresses = func() []netip.Addr { return host }

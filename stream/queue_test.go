@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -98,9 +99,7 @@ func TestQueueIsInOrder(t *testing.T) {
 			name(t, n.dial("10.96.0.2:80")) // a neighbour does not notice
 			_ = served[3].Close()           // in the middle of the queue
 			n.queued(9)
-			if err := served[4].(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, served[4].(interface{ SetLinger(int) error }).SetLinger(0))
 			_ = served[4].Close()
 			n.queued(8)
 			for i, next := range []int{2, 5, 6} {
@@ -159,9 +158,7 @@ func TestHeldClientsLeave(t *testing.T) {
 	held(3)
 	_ = closes.Close()
 	held(2)
-	if err := resets.SetLinger(0); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, resets.SetLinger(0))
 	_ = resets.Close()
 	held(1)
 	stays := []net.Conn{n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")}
@@ -213,9 +210,7 @@ func TestLimitsUnderLoad(t *testing.T) {
 		}()
 	}
 	for range clients {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-done)
 	}
 	wait.True(t, "the ends of all connections", func() bool { return n.server.Stats().Open == 0 })
 	n.stop()
@@ -270,9 +265,7 @@ func TestTurns(t *testing.T) {
 	must.OK(t, err)
 	t.Cleanup(func() {
 		loop.Stop()
-		if err := loop.Run(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, loop.Run())
 	})
 	var s Server
 	w, service, limits := &worker{server: &s, loop: loop}, new(quota), service.Limits{Connections: 1, PerEndpoint: 1}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
@@ -55,12 +56,8 @@ func TestA310_SourceRangesSilenceOthers(t *testing.T) {
 			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip, "10.2.2.0/24"))
 			n.want(client, at, "silence")
 			n.want(other, at, "b1:8080")
-			if _, err := open.Write([]byte("x")); err != nil {
-				t.Error(err)
-			}
-			if _, err := open.Read(make([]byte, 1)); err != nil {
-				t.Errorf("the connection from before: %v", err)
-			}
+			check.OK(t, must.Err(open.Write([]byte("x"))))
+			check.OKf(t, must.Err(open.Read(make([]byte, 1))), "the connection from before")
 
 			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip))
 			n.want(client, at, "b1:8080")

@@ -119,9 +119,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 		running.Add(1)
 		go func() {
 			defer running.Done()
-			if err := lab.Node.Do(loop.Run); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, lab.Node.Do(loop.Run))
 		}()
 	}
 	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
@@ -163,9 +161,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	o.DataPaths = []listener.DataPath{n.server, udp}
 	n.manager = listener.New(o.Options)
 	t.Cleanup(func() {
-		if err := n.steer.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, n.steer.Close())
 		n.stop()
 		for _, l := range shares {
 			l.Poll.Stop()

@@ -212,9 +212,7 @@ func TestForward(t *testing.T) {
 	t.Cleanup(func() {
 		stop()
 		for range 2 {
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
+			check.OK(t, <-ended)
 		}
 	})
 	limited, cancel := context.WithTimeout(ctx, time.Minute)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -75,9 +76,7 @@ func TestChangesAfterALoss(t *testing.T) {
 		deadline := time.Now().Add(patience)
 		for n := 0; lost(t, lab.Node) == before; n++ {
 			for i := range 100 {
-				if err := nl.LinkSetAlias(b1, strconv.Itoa(i)); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, nl.LinkSetAlias(b1, strconv.Itoa(i)))
 			}
 			if time.Now().After(deadline) {
 				is.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -71,9 +72,7 @@ func TestAcknowledgementsTakeNoDataBack(t *testing.T) {
 		}
 	}
 	close(stop)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-done)
 	if lost > 0 {
 		t.Errorf("the data of %d of %d segments was taken back", lost, segments)
 	}
@@ -83,9 +82,7 @@ func TestAcknowledgementsTakeNoDataBack(t *testing.T) {
 func stayOn(t *testing.T, number int) {
 	runtime.LockOSThread()
 	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, unix.SchedGetaffinity(0, &all))
 	number %= all.Count()
 	for cpu := 0; ; cpu++ {
 		if !all.IsSet(cpu) {
@@ -97,7 +94,5 @@ func stayOn(t *testing.T, number int) {
 		}
 		number--
 	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, unix.SchedSetaffinity(0, &one))
 }

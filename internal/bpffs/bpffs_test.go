@@ -29,9 +29,7 @@ func TestDirectoriesOfProxies(t *testing.T) {
 		if slices.Contains(all, d) {
 			t.Errorf("%s twice", d)
 		}
-		if err := errors.Join(d.Make(), d.Make()); err != nil {
-			t.Errorf("%s: %v", p.name, err)
-		}
+		check.OKf(t, errors.Join(d.Make(), d.Make()), "%s", p.name)
 		all = append(all, d)
 	}
 	if found, err := all[0].Siblings(); err != nil || len(found) != len(all) {

@@ -110,12 +110,8 @@ func TestGroupIsBounded(t *testing.T) {
 					t.Fatalf("%d connections, want at most %d", n, g.Max)
 				}
 			}
-			if err := ask(dial(t, "127.0.0.2", to, "")); err != nil {
-				t.Errorf("a new connection of the same address: %v", err)
-			}
-			if err := ask(probe); err != nil {
-				t.Errorf("the connection of another address: %v", err)
-			}
+			check.OKf(t, ask(dial(t, "127.0.0.2", to, "")), "a new connection of the same address")
+			check.OKf(t, ask(probe), "the connection of another address")
 			if n := g.Evicted(); n == 0 && name != "large body" && name != "endless body" {
 				t.Error("no connection is counted as evicted")
 			}

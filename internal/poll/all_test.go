@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -30,8 +31,6 @@ func TestPostAll(t *testing.T) {
 	<-PostAll(nil, func(int) { t.Error("no loop ran it") })
 	for _, l := range loops[:2] {
 		l.Stop()
-		if err := <-running; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-running)
 	}
 }

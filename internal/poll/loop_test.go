@@ -24,9 +24,7 @@ func runLoop(t *testing.T) *Loop {
 	go func() { done <- l.Run() }()
 	t.Cleanup(func() {
 		l.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-done)
 	})
 	return l
 }
@@ -154,9 +152,7 @@ func TestEdgeTriggeredEvents(t *testing.T) {
 	must.Equalf(t, wait(t, seen), Readable, "events")
 	// Unread data is reported again only after Modify.
 	on(t, l, func() {
-		if err := l.Modify(reg, Readable|Writable|PeerDone|Edge); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, l.Modify(reg, Readable|Writable|PeerDone|Edge))
 	})
 	must.Equalf(t, wait(t, seen), Readable|Writable, "events")
 	on(t, l, func() {
@@ -184,9 +180,7 @@ func b2(t *testing.T, l *Loop, fd int) int {
 	t.Helper()
 	seen := make(chan Events, 1)
 	on(t, l, func() {
-		if _, err := l.Add(fd, 0, Readable|Edge, handlerFunc(func(_ uint8, ev Events) { seen <- ev })); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(l.Add(fd, 0, Readable|Edge, handlerFunc(func(_ uint8, ev Events) { seen <- ev }))))
 	})
 	wait(t, seen)
 	a, _ := pair(t)
@@ -208,9 +202,7 @@ func TestStaleEventIsDropped(t *testing.T) {
 		other := 1 - tag
 		l.Forget(regs[other])
 		unix.Dup3(peers[tag], fds[other], unix.O_CLOEXEC) // closes it, and takes its number
-		if _, err := l.Add(fds[other], other, Readable|Edge, handlerFunc(func(tag uint8, _ Events) { replaced <- tag })); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(l.Add(fds[other], other, Readable|Edge, handlerFunc(func(tag uint8, _ Events) { replaced <- tag }))))
 		calls <- tag
 	})
 	on(t, l, func() {
@@ -290,9 +282,7 @@ func TestClock(t *testing.T) {
 				freshRounds <- fresh
 			}
 		}))
-		if err != nil {
-			t.Error(err)
-		}
+		check.OK(t, err)
 	})
 	if fresh := wait(t, freshRounds); fresh > 30 {
 		t.Errorf("the clock was read in %d of 100 rounds", fresh)

@@ -159,9 +159,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 				t.Cleanup(func() { sys.Close(fd) })
 				check.Equalf(t, outcome(t, ns, addr, "accept"), "accept", "%s %s", how, addr)
 			}
-			if _, err := client.Write([]byte("x")); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(client.Write([]byte("x"))))
 			buf := make([]byte, 1)
 			deadline := time.Now().Add(20 * time.Second)
 			n, e := sys.Recv(conn, buf)

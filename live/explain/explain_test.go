@@ -112,9 +112,7 @@ func TestBatchAnswersAtOnce(t *testing.T) {
 		}
 	}
 	_ = in.Close()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-done)
 }
 
 // TestEndpointsFollowTheVerdict wants the grounds of each endpoint to fit the

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -35,9 +36,7 @@ func start(t *testing.T, name string) *Server {
 	go func() { done <- s.Serve(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-done)
 	})
 	return s
 }
@@ -176,9 +175,7 @@ func TestCloseAgainKeepsTheNextSocket(t *testing.T) {
 	}
 	must.OK(t, os.Rename(name+".next", name))
 	s.Close()
-	if _, err := os.Lstat(name); err != nil {
-		t.Errorf("after another Close: %v", err)
-	}
+	check.OKf(t, must.Err(os.Lstat(name)), "after another Close")
 }
 
 // A name that the kernel would refuse without a reason, or choose itself, is refused

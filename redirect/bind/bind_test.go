@@ -57,15 +57,11 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 		if got.Diverted != c.want || (got.Why == "") != c.want {
 			t.Errorf("local ports %s: %+v", c.own, got)
 		}
-		if err := r.Apply(steering.Plan()); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, r.Apply(steering.Plan()))
 		if lines, err := r.Router.Dump(); err != nil || strings.Contains(strings.Join(lines, "\n"), " dport ") != c.want {
 			t.Errorf("local ports %s: %q, %v", c.own, lines, err)
 		}
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, r.Close())
 	}
 }
 
@@ -85,9 +81,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, r.Close())
 	if err := r.Apply(redirect.Plan{}); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}

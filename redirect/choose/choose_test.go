@@ -158,9 +158,7 @@ func TestTrials(t *testing.T) {
 			t.Errorf("%s: %v", w.name, err)
 		}
 		t.Logf("%s took %v", w.name, time.Since(begin))
-		if err := look(w, o); err != nil {
-			t.Errorf("%s, in place: %v", w.name, err)
-		}
+		check.OKf(t, look(w, o), "%s, in place", w.name)
 	}
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -168,9 +166,7 @@ func TestTrials(t *testing.T) {
 	choice, err := Open(o)
 	must.OK(t, err)
 	t.Logf("%s, in %v", choice, choice.Took)
-	if err := choice.Redirector.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, choice.Redirector.Close())
 }
 
 // What the kernel lacks for a trial is told from what the mode
@@ -207,9 +203,7 @@ func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 		if err := try(deaf, Options{}); !errors.As(err, &lost) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", w.name, err)
 		}
-		if err := try(deaf, Options{NoReplies: true}); err != nil {
-			t.Errorf("%s, not asked for them: %v", w.name, err)
-		}
+		check.OKf(t, try(deaf, Options{NoReplies: true}), "%s, not asked for them", w.name)
 	}
 }
 

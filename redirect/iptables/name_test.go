@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -52,12 +53,8 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		if err := r.Apply(plan); !errors.As(err, &clash) || !strings.Contains(err.Error(), "chain "+taken) {
 			t.Errorf("apply: %v", err)
 		}
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := Cleanup(opts); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, r.Close())
+		check.OK(t, must.Err(Cleanup(opts)))
 		if after := theirs(); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
@@ -67,9 +64,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		before = theirs()
 		again := newOne(t, lab.Node, opts)
 		apply(t, again, plan)
-		if err := again.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, again.Close())
 		if after := theirs(); after != before {
 			t.Errorf("beside ours, before:\n%s\nafter:\n%s", before, after)
 		}

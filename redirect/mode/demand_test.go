@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/watch"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -123,9 +124,7 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 	}
 	m.fails = nil
 	m.verify(t)
-	if _, err := m.Demand.Hold(client); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(m.Demand.Hold(client)))
 	m.want(t, "once the kernel takes it", true)
 	_ = m.Close()
 	m.Demand.ready.Store(false)
@@ -153,9 +152,7 @@ func TestDemandEndsForNoOpenSocket(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if _, err := m.Demand.Hold(client); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(m.Demand.Hold(client)))
 			if !m.replies.Load() {
 				t.Error("a socket is held, and replies do not come back")
 			}

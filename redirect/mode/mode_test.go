@@ -74,9 +74,7 @@ func TestSteps(t *testing.T) {
 	}
 	called()
 	broken = nil
-	if err := c.Apply(plan(80, service.TCP)); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, c.Apply(plan(80, service.TCP)))
 	if repaired, err := c.Verify(); !repaired || err != nil {
 		t.Errorf("verify: %v, %v", repaired, err)
 	}
@@ -86,9 +84,7 @@ func TestSteps(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	called("remove", "release")
-	if err := c.Close(); err != nil {
-		t.Errorf("close again: %v", err)
-	}
+	check.OKf(t, c.Close(), "close again")
 	if _, err := c.Verify(); !errors.Is(err, ErrClosed) {
 		t.Errorf("verify after Close: %v", err)
 	}

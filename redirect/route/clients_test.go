@@ -152,9 +152,7 @@ func TestClientsComeAndGoBesideApply(t *testing.T) {
 			addr := netip.AddrFrom4([4]byte{198, 18, byte(w % 2), 0}) // two workers have the same clients
 			for range 200 {
 				addr = addr.Next()
-				if _, err := replies.Clients.Hold(addr); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, must.Err(replies.Clients.Hold(addr)))
 				if w > 0 {
 					replies.Clients.Release(addr)
 				}
@@ -162,9 +160,7 @@ func TestClientsComeAndGoBesideApply(t *testing.T) {
 		})
 	}
 	for range 20 {
-		if _, err := r.Apply(state); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(r.Apply(state)))
 	}
 	workers.Wait()
 	if changed, err := r.Apply(state); changed || err != nil {

@@ -124,9 +124,7 @@ func TestRemoveLeavesTheNamespaceAsItWas(t *testing.T) {
 	somebodyElses(t, lab.Node)
 	before := lab.Node.Dump(t)
 	r := open(t, lab.Node, Options{})
-	if err := r.Check(whole()); err != nil {
-		t.Errorf("check: %v", err)
-	}
+	check.OKf(t, r.Check(whole()), "check")
 	if removed, err := r.Remove(); err != nil || len(removed) != 0 {
 		t.Errorf("nothing to remove: %q, %v", removed, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -29,9 +30,7 @@ func TestEvents(t *testing.T) {
 	got := map[string][]*eventsv1.Event{} // by path
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
+		check.OK(t, err)
 		event := &eventsv1.Event{}
 		if _, _, err := decoder.Decode(body, nil, event); err != nil {
 			t.Error(err)

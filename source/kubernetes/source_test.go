@@ -54,9 +54,7 @@ func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := f.source.Run(ctx, f.take); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, f.source.Run(ctx, f.take))
 	}()
 	t.Cleanup(func() {
 		cancel()

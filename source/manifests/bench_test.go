@@ -17,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -96,9 +97,7 @@ func start(t testing.TB, dir string, adjust ...func(*Watcher)) *bench {
 	go func() { done <- b.w.Run(ctx, b.apply) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		check.OKf(t, <-done, "Run")
 	})
 	b.until("the first change", func() bool { return len(b.changes) > 0 })
 	return b

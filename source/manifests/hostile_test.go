@@ -48,9 +48,7 @@ func TestOnlyRegularFilesOfRealFileSystemsAreRead(t *testing.T) {
 	cancel()
 	select {
 	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
+		check.OK(t, err)
 	case <-time.After(patience):
 		t.Fatal("Run does not end with its context")
 	}

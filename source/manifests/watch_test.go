@@ -576,7 +576,5 @@ func TestRenamedOntoAnother(t *testing.T) {
 		must.OK(t, do())
 	}
 	t.Log(n.Remove(one))
-	if err := n.Add(one); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
+	check.OKf(t, n.Add(one), "afterwards")
 }

@@ -106,9 +106,7 @@ func TestFlat(t *testing.T) {
 		}
 		return list
 	}
-	if err := flat(samples(0)); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, flat(samples(0)))
 	check.Errorf(t, flat(samples(5)), "descriptors", "a leak of descriptors")
 	growing := samples(0)
 	for i := range growing {

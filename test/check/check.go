@@ -8,6 +8,22 @@ import (
 	"testing"
 )
 
+// OK fails the test if there is an error.
+func OK(t testing.TB, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
+}
+
+// OKf is OK that says what has failed.
+func OKf(t testing.TB, err error, format string, args ...any) {
+	if err != nil {
+		t.Helper()
+		t.Errorf("%s: %v", fmt.Sprintf(format, args...), err)
+	}
+}
+
 // Equal fails the test unless it got what it wants.
 func Equal[T comparable](t testing.TB, got, want T) {
 	if got != want {

@@ -29,6 +29,8 @@ func TestDifferencesAreTold(t *testing.T) {
 		`step 1: got "a", want "b"`:         func(t testing.TB) { Equalf(t, "a", "b", "step %d", 1) },
 		"got <nil>, want room":              func(t testing.TB) { Error(t, nil, "room") },
 		"step 2: got no room, want no time": func(t testing.TB) { Errorf(t, full, "no time", "step %d", 2) },
+		"no room":                           func(t testing.TB) { OK(t, full) },
+		"step 3: no room":                   func(t testing.TB) { OKf(t, full, "step %d", 3) },
 	} {
 		got := &told{}
 		if check(got); got.text != want {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -143,9 +144,7 @@ func TestBringUp(t *testing.T) {
 		}
 		w.expect(w.hosts.Outside, "tcp", address, fmtPods(3))
 		_ = cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the old one: %v", err)
-		}
+		check.OKf(t, cmd.Wait(), "the old one")
 		w.t = t
 		start()
 		w.expect(w.hosts.Outside, "tcp", address, fmtPods(3))

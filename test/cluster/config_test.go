@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -144,16 +145,12 @@ func testConfigurationChanges(t *testing.T, w *world) {
 	write("")
 	w.expectSeen(w.hosts.Pods[0], address, "pod-1")
 	w.wantMetric("sluice_config_file_fields_pending 0")
-	if err := w.wantStatus("http://127.0.0.1:10256/healthz", "200"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, w.wantStatus("http://127.0.0.1:10256/healthz", "200"))
 	steady.end()
 	if len(steady.errors) > 0 {
 		t.Error(steady.errors)
 	}
 	for _, text := range []string{"these fields are in force", "fields=[\"iptables.masqueradeAll\"]", "come into force with a restart", "fields=[\"healthzBindAddress\"]"} {
-		if err := wants(w.said(name), text); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, wants(w.said(name), text))
 	}
 }

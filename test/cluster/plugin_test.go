@@ -18,6 +18,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -235,9 +236,7 @@ func TestPlugin(t *testing.T) {
 			return nil
 		})
 		_ = cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, cmd.Wait())
 		if n := strings.Count(out.String(), `"proxy_node"`); n != strings.Count(out.String(), "\n") {
 			t.Errorf("%d records with a node:\n%s", n, out.String())
 		}
@@ -278,9 +277,7 @@ func TestPlugin(t *testing.T) {
 			return err
 		})
 		_ = cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, cmd.Wait())
 	})
 	play("a stopped proxy, a stopped kubelet, a pod that does not run", func(t *testing.T) {
 		f.wantSilent("node3", "no proxy runs in this network namespace", 2)

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -87,13 +88,9 @@ func TestTakeOverOfContainers(t *testing.T) {
 	inside.close()
 	outside.close()
 	for _, cmd := range left { // what they had has ended
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("a container that gave way: %v", err)
-		}
+		check.OKf(t, cmd.Wait(), "a container that gave way")
 	}
 	w.everybody("tcp", address, fmtPods(2))
 	w.terminate(before)
-	if err := before.Wait(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, before.Wait())
 }

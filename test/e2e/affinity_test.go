@@ -54,9 +54,7 @@ func TestAffinityHoldsAndMoves(t *testing.T) {
 			}
 			// Another client has its own pin. The other family is another address
 			// of the same client, so it has another key (A5.1).
-			if _, err := lab.Node.Ask("tcp", target); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(lab.Node.Ask("tcp", target)))
 			p.stop()
 
 			seen := map[string]int{}

@@ -161,9 +161,7 @@ func TestBadAnnotations(t *testing.T) {
 			p.write("web.yaml", web.annotated("sluice.dev/"+annotation))
 			p.awaitLog("web.yaml:4: Service default/web: metadata.annotations[sluice.dev/" + key + "]")
 			for _, vip := range []string{vip4, "10.96.0.11"} {
-				if _, err := lab.Client.Ask("tcp", vip+":80"); err != nil {
-					t.Errorf("%d, %s: %v", i, annotation, err)
-				}
+				check.OKf(t, must.Err(lab.Client.Ask("tcp", vip+":80")), "%d, %s", i, annotation)
 			}
 		}
 		values, err := p.metrics()

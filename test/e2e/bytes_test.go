@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -87,9 +88,7 @@ func playTalks(t *testing.T, splice string) {
 		if of := byClient[v.client]; len(of) == 1 && v.err == nil {
 			compared++
 			k := newTalk(uint32(warmUp+i), size)
-			if err := k.compare(of[0]); err != nil {
-				t.Errorf("talk %d (ending %d): %v", k.id, k.ending, err)
-			}
+			check.OKf(t, k.compare(of[0]), "talk %d (ending %d)", k.id, k.ending)
 		}
 	}
 	if compared < count/2 {

@@ -95,9 +95,7 @@ func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
 					case m.lacks(ownFragments) && c.name == "node" && to.Addr().Is6():
 						sizes = slices.DeleteFunc(slices.Clone(sizes), func(n int) bool { return n > wholeOnLoopback })
 					}
-					if err := w.reflected(c, to, sizes); err != nil {
-						t.Errorf("%s to %s %s: %v", c.name, kind, to, err)
-					}
+					check.OKf(t, w.reflected(c, to, sizes), "%s to %s %s", c.name, kind, to)
 				}
 			}
 		}

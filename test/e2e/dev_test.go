@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -342,9 +343,7 @@ func TestDevDataPaths(t *testing.T) {
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("it ended with %v\n%s", err, log.String())
 			}
-			if err := lab.Node.Do(func() error { return hasNoPrograms("client", "b1") }); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, lab.Node.Do(func() error { return hasNoPrograms("client", "b1") }))
 		})
 	}
 }

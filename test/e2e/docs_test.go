@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -91,9 +92,7 @@ func TestContributingNamesFiles(t *testing.T) {
 	text := must.Read(t, "../../CONTRIBUTING.md")
 	paths := regexp.MustCompile("`([a-z0-9_./]+/[a-z0-9_.]*)`").FindAllStringSubmatch(string(text), -1)
 	for _, path := range paths {
-		if _, err := os.Stat(filepath.Join("../..", path[1])); err != nil {
-			t.Errorf("CONTRIBUTING.md names %s: %v", path[1], err)
-		}
+		check.OKf(t, must.Err(os.Stat(filepath.Join("../..", path[1]))), "CONTRIBUTING.md names %s", path[1])
 	}
 	if len(paths) < 20 {
 		t.Errorf("CONTRIBUTING.md names %d paths", len(paths))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -73,9 +74,7 @@ func playEveryFamily(t *testing.T, m mode) {
 			seen := map[string]int{}
 			for range 4 {
 				name, err := from.Ask("tcp", address)
-				if err != nil {
-					t.Errorf("%s to %s: %v", from.Name(), address, err)
-				}
+				check.OKf(t, err, "%s to %s", from.Name(), address)
 				seen[name]++
 			}
 			if forwarded() && from == lab.Backends[0] && seen["b1:8080"] > 0 && seen["b2:8080"] > 0 {
@@ -108,12 +107,8 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 			name, err := netns.AskOn(c)
 			must.OK(t, err)
 			defer func() {
-				if _, err := io.WriteString(c, "x"); err != nil {
-					t.Errorf("a connection to %s was cut: %v", name, err)
-				}
-				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-					t.Errorf("a connection to %s was cut: %v", name, err)
-				}
+				check.OKf(t, must.Err(io.WriteString(c, "x")), "a connection to %s was cut", name)
+				check.OKf(t, must.Err(io.ReadFull(c, make([]byte, 1))), "a connection to %s was cut", name)
 			}()
 		}
 		changed := time.Now()
@@ -257,9 +252,7 @@ func playHostsServers(t *testing.T, m mode) {
 				t.Errorf("%s to the service at %s: got %q, %v", from.Name(), a, name, err)
 			}
 			// A3.12
-			if err := refused(from, addresses(2222, a)[0]); err != nil {
-				t.Errorf("%s to a port without a service at %s: %v", from.Name(), a, err)
-			}
+			check.OKf(t, refused(from, addresses(2222, a)[0]), "%s to a port without a service at %s", from.Name(), a)
 		}
 		for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} {
 			for _, port := range []uint16{80, 2222} {

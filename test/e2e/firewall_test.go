@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -84,9 +85,7 @@ func TestNodePortsMeetTheNodesFirewall(t *testing.T) {
 					lab.Node.NFT(t, rules)
 					for _, address := range at {
 						if judged && !open {
-							if err := unanswered(lab.Client, address); err != nil {
-								t.Errorf("%s of %s drops by default: %v", hook, address, err)
-							}
+							check.OKf(t, unanswered(lab.Client, address), "%s of %s drops by default", hook, address)
 						} else if got, err := lab.Client.Ask("tcp", address); err != nil {
 							t.Errorf("%s of %s, port %d open %v: %q, %v", hook, address, port, open, got, err)
 						}

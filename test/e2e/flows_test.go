@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -128,9 +129,7 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 		return err
 	}))
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "auto")
-	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", vip4+":80")))
 	if all := p.awaitRecords(1); all[0].Path != "relay" {
 		t.Errorf("the path is %s", all[0].Path)
 	}

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/netpolicy"
@@ -185,9 +186,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 			t.Errorf("%s: %s, docs/network-policy.md says %q", style.Name, got, want)
 		}
 		// The node's own clients are judged by no such rules.
-		if _, err := c.Node.Ask("tcp", to[0].String()); err != nil {
-			t.Errorf("%s: a client on the node: %v", style.Name, err)
-		}
+		check.OKf(t, must.Err(c.Node.Ask("tcp", to[0].String())), "%s: a client on the node", style.Name)
 		unload()
 		p.awaitLogs("no rules judge what the kernel forwards any more", i+1)
 	}

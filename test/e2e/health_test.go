@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -188,9 +189,7 @@ func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 		}
 	}
 	for _, target := range addresses(80, web.vips...) {
-		if _, err := lab.Client.Ask("tcp", target); err != nil {
-			t.Errorf("Service %s: %v", target, err)
-		}
+		check.OKf(t, must.Err(lab.Client.Ask("tcp", target)), "Service %s", target)
 	}
 	for _, port := range ports {
 		client := &http.Client{Timeout: stopTimeout, Transport: &http.Transport{

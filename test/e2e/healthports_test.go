@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -58,9 +59,7 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 	ask := func(what string) {
 		t.Helper()
 		for _, address := range addresses(80, web.vips...) {
-			if _, err := lab.Client.Ask("tcp", address); err != nil {
-				t.Errorf("the neighbour's Service %s: %v", what, err)
-			}
+			check.OKf(t, must.Err(lab.Client.Ask("tcp", address)), "the neighbour's Service %s", what)
 		}
 	}
 

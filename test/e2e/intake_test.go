@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -100,9 +101,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 	p.write("large.yaml", strings.Repeat("# "+strings.Repeat("x", 61)+"\n", large/64))
 	p.start()
 	for _, address := range addresses(80, vip4, vip6) {
-		if _, err := lab.Client.Ask("tcp", address); err != nil {
-			t.Errorf("%s: %v", address, err)
-		}
+		check.OKf(t, must.Err(lab.Client.Ask("tcp", address)), "%s", address)
 	}
 	said := p.stderr.String()
 	for _, name := range append(broken, "large.yaml", "same-address-2.yaml:1: Service default/same-address-2: ClusterIP") {
@@ -130,9 +129,7 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 
 	p.write("web.yaml", "kind: Service\n  apiVersion: v1\n")
 	wait.Until(t, "the log names the file", startTimeout, func() bool { return p.stderr.Contains("web.yaml") })
-	if err := onlyOn(lab.Client, target, "b1:8080"); err != nil {
-		t.Errorf("while the file is broken: %v", err)
-	}
+	check.OKf(t, onlyOn(lab.Client, target, "b1:8080"), "while the file is broken")
 	wait.For(t, "the status names the file", startTimeout, func() error {
 		if out, err := sluice(t, lab, "status"); err == nil || !strings.Contains(out, "NOT all is in force: 1 manifest is in error: web.yaml:") {
 			return fmt.Errorf("%v: %s", err, out)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -211,9 +212,7 @@ func playTakeOver(t *testing.T, m mode) {
 	p.kill()
 	if forwarded() {
 		line := []byte("on\n")
-		if _, err := held.Write(line); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(held.Write(line)))
 		if _, err := io.ReadFull(held, line); err != nil || string(line) != "on\n" {
 			t.Errorf("a connection that the kernel forwards ended with the proxy: %q, %v", line, err)
 		}
@@ -236,9 +235,7 @@ func playTakeOver(t *testing.T, m mode) {
 				}
 				continue
 			}
-			if err := refused(from, address); err != nil {
-				t.Errorf("%s to %s, while no proxy serves: %v", from.Name(), address, err)
-			}
+			check.OKf(t, refused(from, address), "%s to %s, while no proxy serves", from.Name(), address)
 		}
 	}
 	// The service changed while no proxy ran.
@@ -247,14 +244,10 @@ func playTakeOver(t *testing.T, m mode) {
 	p.apply(changed)
 	p.start()
 	for _, address := range addresses(81, vip4, vip6) {
-		if _, err := lab.Client.Ask("tcp", address); err != nil {
-			t.Errorf("%s after the restart: %v", address, err)
-		}
+		check.OKf(t, must.Err(lab.Client.Ask("tcp", address)), "%s after the restart", address)
 	}
 	for _, address := range addresses(80, vip4, vip6) {
-		if err := everRefused(lab.Client, address); err != nil {
-			t.Errorf("%s, which the killed proxy served: %v", address, err)
-		}
+		check.OKf(t, everRefused(lab.Client, address), "%s, which the killed proxy served", address)
 	}
 	p.stop()
 	if diff := changes(before, kernelState(t, lab)); diff != "" {
@@ -287,9 +280,7 @@ func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 		if diff := changes(during, kernelState(t, lab)); diff != "" {
 			t.Errorf("%s: the kernel's state changed:\n%s", round, diff)
 		}
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Errorf("%s: %v", round, err)
-		}
+		check.OKf(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])), "%s", round)
 		if round == "while the first runs" {
 			first.kill()
 			first.start()
@@ -335,9 +326,7 @@ func playRepair(t *testing.T, m mode) {
 	})
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {
-			if _, err := from.Ask("tcp", address); err != nil {
-				t.Errorf("%s to %s: %v", from.Name(), address, err)
-			}
+			check.OKf(t, must.Err(from.Ask("tcp", address)), "%s to %s", from.Name(), address)
 		}
 	}
 	alive(t, held)

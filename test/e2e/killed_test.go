@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -88,9 +89,7 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 			var running sync.WaitGroup
 			for _, a := range attempts {
 				running.Go(func() {
-					if err := a.do(); err != nil {
-						t.Errorf("flags %q: %s: %v", flags, a.name, err)
-					}
+					check.OKf(t, a.do(), "flags %q: %s", flags, a.name)
 				})
 			}
 			running.Wait()

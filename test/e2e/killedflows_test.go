@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -96,9 +97,7 @@ func arrive(t *testing.T, from *netns.Host, to netip.AddrPort, perSecond int) *a
 				a.running.Go(func() { a.ask(conn) })
 			}
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		check.OK(t, err)
 	})
 	return a
 }
@@ -191,9 +190,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 		k := &talker{conn: c, pause: pause}
 		talkers, clients = append(talkers, k), append(clients, c.LocalAddr().String())
 		running.Go(func() {
-			if err := k.run(stop); err != nil {
-				t.Errorf("%s: %v", c.LocalAddr(), err)
-			}
+			check.OKf(t, k.run(stop), "%s", c.LocalAddr())
 		})
 	}
 	var udp []net.Conn
@@ -206,9 +203,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 		b := make([]byte, 64)
 		for _, c := range udp {
 			_ = c.SetDeadline(time.Now().Add(startTimeout))
-			if _, err := io.WriteString(c, "who"); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(io.WriteString(c, "who")))
 			if n, err := c.Read(b); err != nil || !strings.HasSuffix(string(b[:n]), "who") {
 				t.Errorf("%q, %v", b[:n], err)
 			}
@@ -366,9 +361,7 @@ func TestPortsUsedAgainWhileTheProcessRests(t *testing.T) {
 		p.signal(unix.SIGSTOP)
 		c = connect()
 		p.signal(unix.SIGCONT)
-		if _, err := netns.AskOn(c); err != nil {
-			t.Errorf("%s: %v", address, err)
-		}
+		check.OKf(t, must.Err(netns.AskOn(c)), "%s", address)
 		_ = c.Close()
 	}
 	p.stop()

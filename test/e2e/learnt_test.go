@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -55,9 +56,7 @@ func TestPromise7_WhatEndpointsDidMoves(t *testing.T) {
 			p.awaitLog("another sluice has taken over")
 			p.waitExit()
 			p = &next
-			if err := isEjected(); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, isEjected())
 			turn(3)
 		}
 		for i, name := range turns[sound:] {

@@ -36,9 +36,7 @@ func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 func alive(t *testing.T, list []net.Conn) {
 	t.Helper()
 	for _, c := range list {
-		if err := echoes(c); err != nil {
-			t.Errorf("%s: %v", c.LocalAddr(), err)
-		}
+		check.OKf(t, echoes(c), "%s", c.LocalAddr())
 	}
 }
 
@@ -78,9 +76,7 @@ func TestConnectionLimitOfAService(t *testing.T) {
 	if !isReset(err) && !refusedHere(err) {
 		t.Errorf("one connection more than the limit ended with %v, want a reset", err)
 	}
-	if _, err := lab.Client.Ask("tcp", addresses(80, other.vips...)[0]); err != nil {
-		t.Errorf("another service: %v", err)
-	}
+	check.OKf(t, must.Err(lab.Client.Ask("tcp", addresses(80, other.vips...)[0])), "another service")
 	alive(t, held)
 	held[0].Close()
 	wait.For(t, "the place of one that ended is free", startTimeout, func() error {
@@ -210,9 +206,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 		c.Close()
 	}
 	for range cap(answers) {
-		if err := <-answers; err != nil {
-			t.Errorf("a connection that had to wait: %v", err)
-		}
+		check.OKf(t, <-answers, "a connection that had to wait")
 	}
 	alive(t, held[limit/leave:])
 	for _, c := range held {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -65,9 +66,7 @@ func TestManyOpenFlows(t *testing.T) {
 			}
 			all := time.Since(began)
 			began = time.Now()
-			if _, err := sluice(t, lab, "conns", "--sort=-bytes", "--limit=20", "service=default/s1"); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(sluice(t, lab, "conns", "--sort=-bytes", "--limit=20", "service=default/s1")))
 			say("conns: all in %v, the largest 20 of a Service in %v", all.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 
 			c.each(size, size+beside, 1, greeting)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -279,9 +280,7 @@ func (m *movers) mute(t *testing.T, silent bool) {
 		})
 		err = errors.Join(err, failed)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	check.OK(t, err)
 }
 
 // finish brings all connections but the talks to their end.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -35,9 +36,7 @@ func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
 				continue // a fragmented answer to a client's own address is lost
 			}
 			to := o.at(clusterIP)[0] // IPv6 routers do not fragment
-			if err := w.reflected(c, to, []int{unfragmented, 1, unfragmented}); err != nil {
-				t.Errorf("%s to %s: %v", c.name, to, err)
-			}
+			check.OKf(t, w.reflected(c, to, []int{unfragmented, 1, unfragmented}), "%s to %s", c.name, to)
 		}
 		p.stop()
 	})

@@ -42,9 +42,7 @@ func TestOtherPortsOfNonLocalAddressesAreLeftAlone(t *testing.T) {
 				if _, got := c.visit("udp", a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, fmt.Sprintf("world:%d ", o.port)) {
 					t.Errorf("%s by UDP to the Service's TCP port at %s: %s", c.name, a, got)
 				}
-				if err := c.Ping(a.Addr()); err != nil {
-					t.Errorf("%s: %v", c.name, err)
-				}
+				check.OKf(t, c.Ping(a.Addr()), "%s", c.name)
 			}
 		}
 		// After the Service is removed, clients of its port reach the host too.

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -93,9 +94,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 		p.settled(func() { p.remove("translated") })
 		endTranslation(t, lab, "other")
 		for _, a := range addresses(80, translated.vips...) {
-			if err := m.unallocated(lab.Client, a); err != nil {
-				t.Errorf("the other proxy's Service is gone: %s: %v", a, err)
-			}
+			check.OKf(t, m.unallocated(lab.Client, a), "the other proxy's Service is gone: %s", a)
 		}
 		answers("beside one that is gone", "b2", routed, "tcp")
 		if values, err := p.metrics(); err != nil || values["sluice_steering_repairs_total"] != 0 {

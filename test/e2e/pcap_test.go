@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -111,9 +112,7 @@ func TestPacketsOfConnections(t *testing.T) {
 			"web": clients["web"], "reset": {clients["web"][1], clients["other"][0]}, "half": clients["half"],
 		} {
 			_ = captures[name].Process.Signal(syscall.SIGINT)
-			if err := captures[name].Wait(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			check.OKf(t, captures[name].Wait(), "%s", name)
 			legs := make(map[[2]netip.AddrPort]byte)
 			tried := false
 			for _, k := range readCapture(t, filepath.Join(folder, name)) {

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -98,8 +99,6 @@ func from(t *testing.T, h *netns.Host, port uint16, address string) (own netip.A
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(startTimeout))
 	text, err := io.ReadAll(c)
-	if err != nil {
-		t.Errorf("%s to %s: %v", at, address, err)
-	}
+	check.OKf(t, err, "%s to %s", at, address)
 	return netip.MustParseAddrPort(c.LocalAddr().String()), string(text)
 }

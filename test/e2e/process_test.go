@@ -190,9 +190,7 @@ func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 	p.start()
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {
-			if _, err := from.Ask("tcp", address); err != nil {
-				t.Errorf("%s to %s: %v", from.Name(), address, err)
-			}
+			check.OKf(t, must.Err(from.Ask("tcp", address)), "%s to %s", from.Name(), address)
 		}
 	}
 	p.stop()

@@ -156,9 +156,7 @@ func TestRebalance(t *testing.T) {
 		}
 		close(stop)
 		for range cap(busy) {
-			if err := <-busy; err != nil {
-				t.Errorf("a connection in use: %v", err)
-			}
+			check.OKf(t, <-busy, "a connection in use")
 		}
 		alive(t, held)
 		idle.stop()

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -31,9 +33,7 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 			t.Errorf("stopped: %s ended with %v, want a reset", c.LocalAddr(), err)
 		}
 	}
-	if err := unanswered(lab.Client, address); err != nil {
-		t.Errorf("stopped: a new connection: %v", err)
-	}
+	check.OKf(t, unanswered(lab.Client, address), "stopped: a new connection")
 	early := make(chan error, 1)
 	go func() {
 		// The pauses between its SYNs double: it may need twice the time of the start.
@@ -46,9 +46,7 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 	}()
 	p.start()
 	t.Logf("stopped: no client was served for %v", time.Since(began))
-	if err := <-early; err != nil {
-		t.Errorf("stopped: a client that connected too early: %v", err)
-	}
+	check.OKf(t, <-early, "stopped: a client that connected too early")
 
 	held = hold(t, lab.Client, address, 3)
 	began = time.Now()
@@ -58,13 +56,9 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 			t.Errorf("killed: %s ended with %v, want a reset", c.LocalAddr(), err)
 		}
 	}
-	if err := refused(lab.Client, address); err != nil {
-		t.Errorf("killed: a new connection: %v", err)
-	}
+	check.OKf(t, refused(lab.Client, address), "killed: a new connection")
 	p.start()
 	t.Logf("killed: no client was served for %v", time.Since(began))
-	if _, err := lab.Client.Ask("tcp", address); err != nil {
-		t.Errorf("after the kill: %v", err)
-	}
+	check.OKf(t, must.Err(lab.Client.Ask("tcp", address)), "after the kill")
 	p.stop()
 }

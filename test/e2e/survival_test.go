@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -51,9 +52,7 @@ func (w *world) holdAll(t *testing.T, m mode, o *object) *held {
 func (h *held) alive(t *testing.T, when string) {
 	t.Helper()
 	for i, c := range h.conns {
-		if err := echoes(c); err != nil {
-			t.Errorf("%s: %s: %v", when, h.names[i], err)
-		}
+		check.OKf(t, echoes(c), "%s: %s", when, h.names[i])
 	}
 }
 

@@ -83,9 +83,7 @@ func (w *takeOvers) talk(t *testing.T, address string) {
 	k := &talker{conn: c, pause: 5 * time.Millisecond}
 	w.talkers = append(w.talkers, k)
 	w.running.Go(func() {
-		if err := k.run(w.stop); err != nil {
-			t.Errorf("%s to %s: %v", c.LocalAddr(), address, err)
-		}
+		check.OKf(t, k.run(w.stop), "%s to %s", c.LocalAddr(), address)
 	})
 }
 
@@ -238,9 +236,7 @@ func playTakeOvers(t *testing.T, m mode, flags ...string) {
 	}
 	wait.For(t, "all connections have a record", startTimeout, ofTCP)
 	w.p.stop()
-	if err := ofTCP(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, ofTCP())
 	check.Equalf(t, int64(len(records)), connections, "%d records of TCP connections", len(records))
 	for _, r := range records {
 		delete(talked, r.Client)
@@ -375,9 +371,7 @@ func TestTakeOverByAnotherVersion(t *testing.T) {
 		if !errors.As(err, &refused) || refused.Switch {
 			t.Errorf("%s: %v, want a refusal", h.Program, err)
 		}
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	}
 	p.stop()
 }
@@ -494,9 +488,7 @@ func TestTakeOverTimeout(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	next.stop()
 }
 
@@ -513,9 +505,7 @@ func TestTakeOverInAnotherMode(t *testing.T) {
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("%v, want exit status 0", p.cmd.ProcessState)
 	}
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	next.stop()
 }
 
@@ -531,9 +521,7 @@ func TestTakeOverFromAnotherProxy(t *testing.T) {
 	if code := next.cmd.ProcessState.ExitCode(); code != 1 || !next.stderr.Contains("the running sluice serves the Services of --service-proxy-name=") {
 		t.Errorf("%v: %s", next.cmd.ProcessState, next.stderr)
 	}
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	p.stop()
 }
 
@@ -562,9 +550,7 @@ func TestNextSteersAsTheRunningOne(t *testing.T) {
 			if err == nil {
 				_, err = io.ReadFull(c, make([]byte, len("again\n")))
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			check.OK(t, err)
 			next.stop()
 		})
 	}
@@ -584,9 +570,7 @@ func TestTakeOverWithoutFlows(t *testing.T) {
 	if !p.stderr.Contains("a sluice that steers otherwise begins") {
 		t.Error("it has handed over")
 	}
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	next.stop()
 }
 
@@ -611,12 +595,8 @@ func TestPromise7_ForwardedConnectionsOutliveALesserProcess(t *testing.T) {
 		if code := next.cmd.ProcessState.ExitCode(); code != 1 || !next.stderr.Contains("has kernel flows and serves on: this one cannot have them: CAP_PERFMON is missing") {
 			t.Errorf("--datapath %s: %v: %s", path, next.cmd.ProcessState, next.stderr)
 		}
-		if err := echoes(c); err != nil {
-			t.Errorf("a forwarded connection: %v", err)
-		}
-		if _, err := lab.Client.Ask("tcp", target); err != nil {
-			t.Error(err)
-		}
+		check.OKf(t, echoes(c), "a forwarded connection")
+		check.OK(t, must.Err(lab.Client.Ask("tcp", target)))
 	}
 	_ = c.Close()
 	for _, r := range p.awaitRecords(3) {
@@ -627,9 +607,7 @@ func TestPromise7_ForwardedConnectionsOutliveALesserProcess(t *testing.T) {
 	next := lesser
 	next.start("--datapath", "relay", "--take-over") // asked for: it begins when the other one has ended
 	p.waitExit()
-	if _, err := lab.Client.Ask("tcp", target); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", target)))
 	next.stop()
 }
 

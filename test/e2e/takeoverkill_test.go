@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -189,9 +191,7 @@ func TestTakeOverAtTheLimitOfOpenFiles(t *testing.T) {
 	next.start("--datapath", "relay", "--take-over")
 	p.awaitLog("the next sluice has taken over connections")
 	alive(t, held)
-	if _, err := lab.Client.Ask("tcp", address); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", address)))
 	if n := movedBy(p, &next); n == 0 || n == len(held) {
 		t.Errorf("%d of %d connections have moved", n, len(held))
 	}
@@ -222,9 +222,7 @@ func TestTakeOverFromAStalledProcess(t *testing.T) {
 	}
 	p.signal(syscall.SIGCONT)
 	alive(t, held)
-	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	third := *p
 	third.start("--datapath", "relay", "--take-over")
 	p.waitExit()
@@ -265,9 +263,7 @@ func TestTwoTakeOversAtOnce(t *testing.T) {
 		}
 	}
 	alive(t, held)
-	if _, err := lab.Client.Ask("tcp", address); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(lab.Client.Ask("tcp", address)))
 	for _, c := range held {
 		_ = c.Close()
 	}

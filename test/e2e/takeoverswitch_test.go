@@ -3,6 +3,8 @@ package e2e
 import (
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -30,9 +32,7 @@ func TestTakeOverWithOtherNumbers(t *testing.T) {
 					t.Errorf("%s ended with %v, want a reset", c.LocalAddr(), err)
 				}
 			}
-			if _, err := lab.Client.Ask("tcp", address); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, must.Err(lab.Client.Ask("tcp", address)))
 			next.stop()
 		})
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -296,8 +298,6 @@ func TestTalkWithoutProxy(t *testing.T) {
 	s.listen(t, lab.Backends[0], 8080)
 	address := netip.AddrPortFrom(lab.Backends[0].IPv4, 8080).String()
 	for id := range uint32(100) {
-		if _, err := s.play(lab.Client, address, id); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, must.Err(s.play(lab.Client, address, id)))
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestClusterHostsReachEachOther also expects each server to see the client's own
@@ -35,9 +37,7 @@ func TestClusterHostsReachEachOther(t *testing.T) {
 		if got, err := c.Outside.Ask("tcp", netip.AddrPortFrom(a, 8080).String()); err != nil || got[:len("world")] != "world" {
 			t.Errorf("outside to %s: got %q, %v", a, got, err)
 		}
-		if err := c.Outside.Ping(a); err != nil {
-			t.Errorf("outside to %s: %v", a, err)
-		}
+		check.OKf(t, c.Outside.Ping(a), "outside to %s", a)
 	}
 	if err := c.Pods[0].Ping(netip.MustParseAddr("10.2.2.2")); err == nil {
 		t.Error("ping had an answer from nowhere")

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -70,9 +71,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 			must.OKf(t, must.Err(fmt.Fprintf(in, "APPEND k%d-%d %s\r\nINCR count%d\r\n", i, n, value, i)), "after %d commands", n)
 		}
 		_ = in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("redis-cli: %v", err)
-		}
+		check.OKf(t, cmd.Wait(), "redis-cli")
 		w.want(said.String(), fmt.Sprintf("errors: 0, replies: %d", 2*commands))
 		if got := w.client("redis-cli", w.redis(vip, "get", fmt.Sprintf("count%d", i))...); strings.Trim(got, "\"\n") != strconv.Itoa(commands) {
 			t.Errorf("%s commands were executed of %d", got, commands)

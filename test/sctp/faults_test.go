@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -152,9 +153,7 @@ func TestProxyBoundsSlowReaders(t *testing.T) {
 	}
 	close(read)
 	for _, w := range writers {
-		if err := w.shutDown(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, w.shutDown())
 	}
 	for _, r := range p.ended(readers) {
 		if r.End != "client_shutdown" || r.BytesUp != r.FromClient*size || r.FromClient == 0 {

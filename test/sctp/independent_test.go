@@ -12,6 +12,7 @@ import (
 	library "github.com/ishidawataru/sctp"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -101,9 +102,7 @@ func serveByLibrary(t *testing.T, h *netns.Host, seen chan<- libraryEnd) {
 			if err != nil {
 				return
 			}
-			if err := c.SubscribeEvents(library.SCTP_EVENT_DATA_IO); err != nil {
-				t.Errorf("the library: %v", err)
-			}
+			check.OKf(t, c.SubscribeEvents(library.SCTP_EVENT_DATA_IO), "the library")
 			go func() {
 				defer c.Close()
 				for buffer := make([]byte, 64<<10); ; {

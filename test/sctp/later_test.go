@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/vm"
@@ -62,9 +63,7 @@ func TestModuleComesLater(t *testing.T) {
 		}
 		return "no such metric"
 	}
-	if err := tcp(); err != nil {
-		t.Errorf("TCP without SCTP: %v", err)
-	}
+	check.OKf(t, tcp(), "TCP without SCTP")
 	counts := func(want string) {
 		t.Helper()
 		wait.For(t, "the metric", patience, func() error {
@@ -98,8 +97,6 @@ func TestModuleComesLater(t *testing.T) {
 	if n := strings.Count(p.said(), says); n != 1 {
 		t.Errorf("the log says %d times: %q\n%s", n, says, p.said())
 	}
-	if err := tcp(); err != nil {
-		t.Errorf("TCP with SCTP: %v", err)
-	}
+	check.OKf(t, tcp(), "TCP with SCTP")
 	counts("0")
 }

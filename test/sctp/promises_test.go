@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -47,9 +48,7 @@ func TestPromise3And5_MessagesArriveWholeAndRecordsAddUp(t *testing.T) {
 			if err == nil {
 				err = exchangeOver(a, uint64(i), messages)
 			}
-			if err != nil {
-				t.Errorf("association %d: %v", i, err)
-			}
+			check.OKf(t, err, "association %d", i)
 		})
 	}
 	all.Wait()
@@ -95,12 +94,8 @@ func TestPromise1_DeadEndpointsCostAMomentNeverTheAssociation(t *testing.T) {
 				return
 			}
 			defer a.abort()
-			if err := a.send(note{text: []byte("hello")}); err != nil {
-				t.Errorf("association %d: %v", i, err)
-			}
-			if _, err := a.receive(); err != nil {
-				t.Errorf("association %d: %v", i, err)
-			}
+			check.OKf(t, a.send(note{text: []byte("hello")}), "association %d", i)
+			check.OKf(t, must.Err(a.receive()), "association %d", i)
 		})
 	}
 	all.Wait()
@@ -138,9 +133,7 @@ func TestPromise4_NoEndpointsRefuse(t *testing.T) {
 		}
 		return nil
 	}
-	if err := refused(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, refused())
 	var kept *peer
 	for range 3 {
 		p.write(manifest(with, other))
@@ -176,9 +169,7 @@ func TestPromise4_NoEndpointsRefuse(t *testing.T) {
 		return nil
 	})
 	talk(t, kept, "without a Service")
-	if err := kept.shutDown(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, kept.shutDown())
 	if _, err := kept.receive(); !errors.Is(err, errShutDown) {
 		t.Error(err)
 	}

@@ -46,9 +46,7 @@ func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.Ad
 	go func() { done <- loop.Run() }()
 	t.Cleanup(func() {
 		loop.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check.OK(t, <-done)
 	})
 	r := &rig{ends: make(chan message.End, 1000), did: w.Stats, out: make(chan int, 1000)}
 	s := serve(t, nil, "127.0.0.1:0", o, func(c *peer) {
@@ -359,9 +357,7 @@ func TestRelayKeepsMessages(t *testing.T) {
 	var all sync.WaitGroup
 	for a := range 20 {
 		all.Go(func() {
-			if err := exchange(r.addr, uint64(a), 40); err != nil {
-				t.Errorf("association %d: %v", a, err)
-			}
+			check.OKf(t, exchange(r.addr, uint64(a), 40), "association %d", a)
 		})
 	}
 	all.Wait()

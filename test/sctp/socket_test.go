@@ -32,9 +32,7 @@ func TestMailboxKeepsMessages(t *testing.T) {
 			}
 		}
 		check.Equalf(t, p.box.Send(p.fd, []byte("x"), sys.MessageInfo{Stream: 64}), sys.EINVAL, "a stream that was not granted")
-		if err := p.shutDown(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, p.shutDown())
 		if _, err := p.receive(); !errors.Is(err, errShutDown) {
 			t.Errorf("after the shutdown: %v", err)
 		}

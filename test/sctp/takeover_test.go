@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -77,9 +78,7 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 				}
 				return !stop.Load()
 			})
-			if err != nil {
-				t.Errorf("association %d, after %d messages: %v", i, sent[i].Load(), err)
-			}
+			check.OKf(t, err, "association %d, after %d messages", i, sent[i].Load())
 		})
 	}
 	var opened atomic.Int64
@@ -159,14 +158,10 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 	stop.Store(true)
 	running.Wait()
 	for i, a := range readers {
-		if err := drink(a); err != nil {
-			t.Errorf("slow reader %d: %v", i, err)
-		}
+		check.OKf(t, drink(a), "slow reader %d", i)
 	}
 	for _, a := range idle {
-		if err := a.shutDown(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, a.shutDown())
 		if _, err := a.receive(); !errors.Is(err, errShutDown) {
 			t.Error(err)
 		}

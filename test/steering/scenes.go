@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -112,9 +113,7 @@ func nonLocal(t *testing.T, m Mode) {
 	}
 	for _, from := range []*netns.Host{s.Client, s.Node} {
 		for _, d := range taken[:2] {
-			if err := Ping(from, d.Addr); err != nil {
-				t.Errorf("ping %s from %s: %v", d.Addr, from.Name(), err)
-			}
+			check.OKf(t, Ping(from, d.Addr), "ping %s from %s", d.Addr, from.Name())
 		}
 	}
 	s.apply(t, Plan())
@@ -176,9 +175,7 @@ func clientAddresses(t *testing.T, m Mode) {
 		c, err := s.Node.Dialer(DialerFrom("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
 		must.OKf(t, err, "as %s to %s", as, v.server)
 		t.Cleanup(func() { _ = c.Close() })
-		if _, err := netns.AskOn(c); err != nil {
-			t.Errorf("as %s: %v", as, err)
-		}
+		check.OKf(t, must.Err(netns.AskOn(c)), "as %s", as)
 		if peers := echo.Peers(); len(peers) != i+1 || peers[i] != as {
 			t.Errorf("the endpoint sees %v, want %s", peers, as)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -84,9 +85,7 @@ func (s *stage) start(t *testing.T) {
 	r := s.mode.New(t, s.Node)
 	s.steer = r
 	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		check.OKf(t, r.Close(), "close")
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -87,9 +88,7 @@ func startDemo(t *testing.T) *demo {
 	go func() { exited <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := <-exited; err != nil {
-			t.Errorf("the demo: %v", err)
-		}
+		check.OKf(t, <-exited, "the demo")
 		if t.Failed() {
 			t.Logf("the demo said:\n%s", out)
 		}

@@ -5,6 +5,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 func TestParseStat(t *testing.T) {
@@ -57,9 +60,7 @@ func TestOwnProcess(t *testing.T) {
 	if tree, err := Tree(self[0]); err != nil || !slices.Contains(tree, self[0]) {
 		t.Errorf("tree %v, %v", tree, err)
 	}
-	if _, err := CPU(self); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, must.Err(CPU(self)))
 }
 
 func TestParseMap(t *testing.T) {

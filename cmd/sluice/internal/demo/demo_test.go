@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -293,9 +294,7 @@ func TestDemoExec(t *testing.T) {
 			wait.For(t, "each connection has a record", patience, records)
 			p.signal(syscall.SIGTERM)
 			p.wait(0)
-			if err := records(); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, records())
 
 			cmd = p.command("--exec", "true")
 			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "no demo of yours is running") {
@@ -410,7 +409,5 @@ func TestDemoInsideWrongNamespace(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "is in use") {
 		t.Errorf("%q, %v", out, err)
 	}
-	if _, err := os.Stat(keep); err != nil {
-		t.Errorf("a file that is not the demo's: %v", err)
-	}
+	check.OKf(t, must.Err(os.Stat(keep)), "a file that is not the demo's")
 }

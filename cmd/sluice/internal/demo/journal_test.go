@@ -76,9 +76,7 @@ func TestJournalWaits(t *testing.T) {
 	}()
 	j.add(parseRecord([]byte(lineOf(keyNumber(2), false))))
 	j.add(parseRecord([]byte(lineOf(keyNumber(1), true))))
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-got)
 	if !j.retried(keyNumber(1)) || j.retried(keyNumber(2)) || j.retried(keyNumber(3)) {
 		t.Error("retried: want the first connection alone")
 	}

@@ -16,9 +16,7 @@ import (
 func TestAgree(t *testing.T) {
 	v := visit{service: serviceNamed(t, "web"), vip: keyNumber(1).vip, from: keyNumber(1).client, answer: "ash", sent: 59, received: 105}
 	right := record{Connection: api.Connection{Service: "shop/web:http", Pod: "shop/ash", BytesFromClient: 59, BytesFromEndpoint: 105, End: "client_fin"}}
-	if err := agree(&v, &right); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, agree(&v, &right))
 	for field, spoil := range map[string]func(*record){
 		"service":             func(r *record) { r.Service = "shop/cart:http" },
 		"pod":                 func(r *record) { r.Pod = "shop/birch" },
