@@ -239,7 +239,7 @@ var views = []mutation{
 	},
 	{
 		name: "flow-again-uncounted", what: "nobody counts the segments of kernel flows that are sent again",
-		file: "flow/bpf/track.h", old: "f->again[from] +=", new: "(void)",
+		file: "flow/bpf/track.h", old: "f->again[from] += p->payload || (fin && (p->flags & FIN)) ? n : 0;", new: ";",
 		pkg: "flow", test: "TestSegmentsThatAreSentAgain",
 	},
 	{
@@ -249,7 +249,7 @@ var views = []mutation{
 	},
 	{
 		name: "flow-retry-again", what: "the SYN that goes to another endpoint is taken for one that the client has sent again",
-		file: "flow/bpf/track.h", old: " && skb->tc_index != PUT_BACK)))", new: ")))",
+		file: "flow/bpf/track.h", old: "skb->tc_index != PUT_BACK)))", new: "skb->tc_index != 1)))",
 		pkg: "flow", test: "TestSYNsThatAreSentAgain",
 	},
 	{
