@@ -1,40 +1,53 @@
-package check
+package check_test
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // told records what a test says.
 type told struct {
 	testing.TB
-	text string
+	said []string
 }
 
-func (t *told) Helper()                           {}
-func (t *told) Error(args ...any)                 { t.text = fmt.Sprint(args...) }
-func (t *told) Errorf(format string, args ...any) { t.text = fmt.Sprintf(format, args...) }
+func (o *told) Helper()                           {}
+func (o *told) Error(args ...any)                 { o.said = append(o.said, fmt.Sprint(args...)) }
+func (o *told) Errorf(format string, args ...any) { o.Error(fmt.Sprintf(format, args...)) }
+func (o *told) Fatal(args ...any)                 { o.Error("the end: " + fmt.Sprint(args...)) }
+func (o *told) Fatalf(format string, args ...any) { o.Fatal(fmt.Sprintf(format, args...)) }
 
-func TestDifferencesAreTold(t *testing.T) {
+func TestDifferencesAreReported(t *testing.T) {
+	o := &told{}
+	check.Equal(o, 1, 1)
+	check.Equalf(o, "a", "a", "step %d", 1)
+	must.Equal(o, 1, 1)
+	must.Equalf(o, "a", "a", "step %d", 1)
 	full := errors.New("no room")
-	for want, check := range map[string]func(t testing.TB){
-		"": func(t testing.TB) {
-			Equal(t, 1, 1)
-			Equalf(t, "a", "a", "step %d", 1)
-			Error(t, full, "room")
-			Errorf(t, full, "no", "step %d", 1)
-		},
-		"got 1, want 2":                     func(t testing.TB) { Equal(t, 1, 2) },
-		`step 1: got "a", want "b"`:         func(t testing.TB) { Equalf(t, "a", "b", "step %d", 1) },
-		"got <nil>, want room":              func(t testing.TB) { Error(t, nil, "room") },
-		"step 2: got no room, want no time": func(t testing.TB) { Errorf(t, full, "no time", "step %d", 2) },
-		"no room":                           func(t testing.TB) { OK(t, full) },
-		"step 3: no room":                   func(t testing.TB) { OKf(t, full, "step %d", 3) },
-	} {
-		got := &told{}
-		if check(got); got.text != want {
-			t.Errorf("told %q, want %q", got.text, want)
-		}
+	check.OK(o, nil)
+	check.OKf(o, nil, "step %d", 1)
+	check.Error(o, full, "room")
+	check.Errorf(o, full, "no", "step %d", 1)
+	if len(o.said) > 0 {
+		t.Errorf("equal, and it says %q", o.said)
+	}
+	check.Equal(o, 1, 2)
+	check.Equalf(o, "a", "b", "step %d", 1)
+	must.Equal(o, struct{ A int }{1}, struct{ A int }{2})
+	must.Equalf(o, "a", "b", "step %d", 1)
+	check.OK(o, full)
+	check.OKf(o, full, "step %d", 2)
+	check.Error(o, nil, "room")
+	check.Errorf(o, full, "time", "step %d", 3)
+	if want := []string{
+		"got 1, want 2", `step 1: got "a", want "b"`, "the end: got {A:1}, want {A:2}", `the end: step 1: got "a", want "b"`,
+		"no room", "step 2: no room", "got <nil>, want room", "step 3: got no room, want time",
+	}; !slices.Equal(o.said, want) {
+		t.Errorf("says %q, want %q", o.said, want)
 	}
 }
