@@ -172,7 +172,7 @@ type collector struct {
 	sources Sources
 	descs   []*prometheus.Desc // all that follow
 
-	opened, active, closed, retried, attempts, failures, bytes, datagrams, connect, firstByte *prometheus.Desc
+	opened, active, closed, retried, attempts, failures, bytes, datagrams, connect, firstByte, duration *prometheus.Desc
 
 	ends         []conntrack.End
 	dialFailures []conntrack.DialError
@@ -197,6 +197,7 @@ func newCollector(s Sources) *collector {
 	c.datagrams = perPort("sluice_relayed_datagrams_total", "Relayed UDP datagrams and SCTP messages, by the side that sent them.", "from")
 	c.connect = perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included.")
 	c.firstByte = perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte.")
+	c.duration = perPort("sluice_connection_duration_seconds", "Time from accepting a connection until its end, of connections that ended.")
 	return c
 }
 
@@ -251,6 +252,7 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 	pairs := prometheus.MakeLabelPairs(c.connect, labels)
 	ch <- newHistogram(c.connect, &t.Connect, conntrack.ConnectBuckets[:], pairs)
 	ch <- newHistogram(c.firstByte, &t.FirstByte, conntrack.FirstByteBuckets[:], pairs)
+	ch <- newHistogram(c.duration, &t.Duration, conntrack.DurationBuckets[:], pairs)
 }
 
 func portLabels(n service.PortName) []string {

@@ -153,7 +153,7 @@ func TestSeriesOfAServicePort(t *testing.T) {
 			}
 		}
 	}
-	want := 2 + len(conntrack.Ends()) + len(conntrack.DialErrors()) + 1 + 1 + 2 + 2
+	want := 2 + len(conntrack.Ends()) + len(conntrack.DialErrors()) + 1 + 1 + 2 + 3
 	if series["web"] != want || series["idle"] != 2 {
 		t.Errorf("series %v, want %d for web and 2 for idle", series, want)
 	}
@@ -297,7 +297,7 @@ func TestExemplars(t *testing.T) {
 			}
 		}
 	}
-	if native != 6 {
-		t.Errorf("%d of 2 histograms of web's and 4 of kube-proxy's are native", native)
+	if native != 7 {
+		t.Errorf("%d of 3 histograms of web's and 4 of kube-proxy's are native", native)
 	}
 }

@@ -70,6 +70,7 @@ func (t *Table) Carry(list []MovedTotals) {
 		}
 		m.Totals.Connect.complete(&ConnectBuckets)
 		m.Totals.FirstByte.complete(&FirstByteBuckets)
+		m.Totals.Duration.complete(&DurationBuckets)
 		if c := g.ports[m.Port]; c != nil {
 			c.add(&m.Totals)
 		} else {
@@ -96,6 +97,7 @@ func (c *Counters) add(t *Totals) {
 	}
 	o.connect.add(&t.Connect)
 	o.firstByte.add(&t.FirstByte)
+	o.duration.add(&t.Duration)
 }
 
 // complete counts where its buckets end what a process without native histograms has told.

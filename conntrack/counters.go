@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// ConnectBuckets and FirstByteBuckets are the upper bounds of the histograms'
-// buckets; one more bucket takes longer durations. The steps of the retry plan (250
+// ConnectBuckets, FirstByteBuckets and DurationBuckets are the upper bounds of the
+// histograms' buckets; one more bucket takes longer durations. The steps of the retry plan (250
 // ms, 500 ms, 1 s, 2 s, 3.75 s) are in separate buckets.
 var (
 	ConnectBuckets = [...]time.Duration{
@@ -24,12 +24,20 @@ var (
 		400 * time.Millisecond, 550 * time.Millisecond, 750 * time.Millisecond,
 		time.Second, 2500 * time.Millisecond, 10 * time.Second, time.Minute,
 	}
+	DurationBuckets = [...]time.Duration{
+		time.Millisecond, 5 * time.Millisecond, 25 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
+		500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+		time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 6 * time.Hour,
+	}
 )
 
 const bucketCount = len(ConnectBuckets)
 
-// The two histograms share a type.
-var _ = [1]struct{}{}[len(ConnectBuckets)-len(FirstByteBuckets)]
+// The histograms share a type.
+var (
+	_ = [1]struct{}{}[len(ConnectBuckets)-len(FirstByteBuckets)]
+	_ = [1]struct{}{}[len(ConnectBuckets)-len(DurationBuckets)]
+)
 
 // Counters count the connections of one service port. A connection looks them up
 // once, when it is accepted. They are safe for concurrent use.
@@ -59,6 +67,7 @@ type outcomes struct {
 	failed    [dialErrorCount]atomic.Uint64
 	connect   histogram
 	firstByte histogram
+	duration  histogram // without exemplars: each long connection would be one
 }
 
 func (c *Counters) outcome() *outcomes {
@@ -89,9 +98,11 @@ type Totals struct {
 	// Datagrams that were forwarded from clients and from endpoints.
 	DatagramsFromClient   uint64
 	DatagramsFromEndpoint uint64
-	// Connect uses ConnectBuckets, FirstByte uses FirstByteBuckets.
+	// Connect uses ConnectBuckets, FirstByte FirstByteBuckets, and Duration, of connections that
+	// ended, DurationBuckets.
 	Connect   Histogram
 	FirstByte Histogram
+	Duration  Histogram
 }
 
 // Histogram counts durations by bucket. Its buckets are not cumulative. Native counts the same
@@ -137,7 +148,7 @@ func (c *Counters) Totals() Totals {
 		DatagramsFromEndpoint: c.datagrams[1].Load(),
 	}
 	if o := c.outcomes.Load(); o != nil {
-		t.Connect, t.FirstByte = o.connect.read(), o.firstByte.read()
+		t.Connect, t.FirstByte, t.Duration = o.connect.read(), o.firstByte.read(), o.duration.read()
 		for i := range o.ended {
 			t.Ended[i] = o.ended[i].Load()
 		}
@@ -170,6 +181,7 @@ func (t *Totals) addTimes(o *Totals, times int) {
 	}
 	t.Connect.addTimes(&o.Connect, times)
 	t.FirstByte.addTimes(&o.FirstByte, times)
+	t.Duration.addTimes(&o.Duration, times)
 }
 
 // countDatagrams adds a record's datagrams since the last call.
@@ -185,11 +197,13 @@ func (c *Counters) countDatagrams(r *Record) {
 func (c *Counters) recordClosed(r *Record) {
 	c.active.Add(-1)
 	r.countBytes()
+	o := c.outcome()
 	if int(r.End) < endCount {
-		c.outcome().ended[r.End].Add(1)
+		o.ended[r.End].Add(1)
 	}
+	o.duration.observeIn(0, r.Duration, &DurationBuckets)
 	if r.FirstByte > 0 {
-		c.outcome().firstByte.observeIn(r.ID, r.FirstByte, &FirstByteBuckets)
+		o.firstByte.observeIn(r.ID, r.FirstByte, &FirstByteBuckets)
 	}
 }
 
@@ -204,6 +218,7 @@ type histogram struct {
 // observe adds a connection's duration by ConnectBuckets.
 func (h *histogram) observe(id uint64, ns int64) { h.observeIn(id, ns, &ConnectBuckets) }
 
+// observeIn adds a connection's duration. If the ID is 0, it is no exemplar.
 func (h *histogram) observeIn(id uint64, ns int64, bounds *[bucketCount]time.Duration) {
 	i := 0
 	for i < len(bounds) && ns > int64(bounds[i]) {
@@ -212,7 +227,7 @@ func (h *histogram) observeIn(id uint64, ns int64, bounds *[bucketCount]time.Dur
 	h.native.add(nativeBucket(ns), 1) // first: read reads it last, and it never lacks what the buckets have
 	h.buckets[i].Add(1)
 	h.sum.Add(ns)
-	if ns > int64(slow) {
+	if id != 0 && ns > int64(slow) {
 		h.slow.Store(&Exemplar{id, time.Duration(ns), time.Now().UnixNano()})
 	}
 }

@@ -32,7 +32,7 @@ func TestCountersOfAConnection(t *testing.T) {
 	}
 	r.BytesFromClient, r.BytesFromEndpoint = 200, 1000
 	r.FirstByte = int64(300 * time.Millisecond)
-	r.End = EndpointFin
+	r.End, r.Duration = EndpointFin, int64(2*time.Second)
 	s.Close(r)
 	s.Close(r)
 	got := c.Totals()
@@ -40,17 +40,19 @@ func TestCountersOfAConnection(t *testing.T) {
 		t.Error("a connection that took 251 ms is no example of a slow one")
 	}
 	got.Connect.Slow.At, got.FirstByte.Slow.At = 0, 0
-	check.Equal(t, fmt.Sprint(got.Connect.Native, got.FirstByte.Native), "&{[{-15 1}]} &{[{-13 1}]}") // up to 273 ms, 324 ms
-	got.Connect.Native, got.FirstByte.Native = nil, nil
+	check.Equal(t, fmt.Sprint(got.Connect.Native, got.FirstByte.Native, got.Duration.Native), "&{[{-15 1}]} &{[{-13 1}]} &{[{8 1}]}") // up to 273 ms, 324 ms, 2 s
+	got.Connect.Native, got.FirstByte.Native, got.Duration.Native = nil, nil, nil
 	want := Totals{
 		Opened: 1, Retried: 1, Attempts: 2, BytesFromClient: 200, BytesFromEndpoint: 1000,
 		Connect:   Histogram{Sum: 251 * time.Millisecond, Slow: Exemplar{ID: r.ID, Duration: 251 * time.Millisecond}},
 		FirstByte: Histogram{Sum: 300 * time.Millisecond, Slow: Exemplar{ID: r.ID, Duration: 300 * time.Millisecond}},
+		Duration:  Histogram{Sum: 2 * time.Second},
 	}
 	want.Failed[DialTimeout] = 1
 	want.Ended[EndpointFin] = 1
 	want.Connect.Buckets[11] = 1  // up to 300 ms
 	want.FirstByte.Buckets[9] = 1 // up to 400 ms
+	want.Duration.Buckets[7] = 1  // up to 2.5 s
 	if got != want {
 		t.Errorf("totals\n%+v, want\n%+v", got, want)
 	}

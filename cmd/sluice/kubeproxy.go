@@ -123,6 +123,9 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 // logNotes logs what of the options was accepted and is not used.
 func (o *runOptions) logNotes(log zerolog.Logger) {
 	o.logIgnored(log)
+	if o.cluster.podNames && o.manifests != "" {
+		log.Warn().Msg("--client-pod-names has no effect with --manifests: the names come from an API server")
+	}
 	if o.serviceProxyName != "" && len(o.serviceCIDRs) > 0 {
 		log.Warn().Msg("--service-cidr is not used with --service-proxy-name: the ranges are the other proxy's, and the cluster IPs of our own Services are ours")
 	}

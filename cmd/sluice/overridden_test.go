@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,6 +149,20 @@ func TestDefaultRateOfRecords(t *testing.T) {
 	} {
 		if o, err := runFlags(t, strings.Fields(args)...); err != nil || o.recordRate() != want {
 			t.Errorf("%s: %d, %v, want %d", args, o.recordRate(), err, want)
+		}
+	}
+}
+
+// Options that do nothing where they are given are named.
+func TestNotes(t *testing.T) {
+	var log bytes.Buffer
+	o := newRunOptions()
+	o.manifests, o.cluster.podNames = t.TempDir(), true
+	o.serviceProxyName, o.serviceCIDRs = "other", prefixes{netip.MustParsePrefix("10.96.0.0/12")}
+	o.logNotes(zerolog.New(&log))
+	for _, want := range []string{"--client-pod-names has no effect", "--service-cidr is not used"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("no %q in %s", want, &log)
 		}
 	}
 }

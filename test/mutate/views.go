@@ -28,6 +28,11 @@ var views = []mutation{
 		pkg: "admin", test: "TestNativeHistograms",
 	},
 	{
+		name: "duration-unmeasured", what: "the histogram of connections' durations counts no connection",
+		file: "conntrack/counters.go", old: "	o.duration.observeIn(0, r.Duration, &DurationBuckets)\n", new: "",
+		pkg: "conntrack", test: "TestCountersOfAConnection",
+	},
+	{
 		name: "native-forgotten", what: "a take-over leaves native histograms behind, so that Prometheus refuses them",
 		file: "conntrack/carry.go", old: "	o.Native.each(h.native.add)\n", new: "",
 		pkg: "conntrack", test: "TestTotalsAreCarried",
