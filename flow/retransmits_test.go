@@ -3,7 +3,10 @@ package flow
 import (
 	"context"
 	"io"
+	"net"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -55,28 +58,29 @@ func TestSegmentsThatAreSentAgain(t *testing.T) {
 			conn := lab.Client.Connect(t, "tcp", vip4+":80")
 			must.OK(t, must.Err(netns.AskOn(conn)))
 			talk := func() {
-				sent := make([]byte, 256<<10)
+				const size = 256 << 10
 				failed := make(chan error, 1)
-				go func() { failed <- must.Err(conn.Write(sent)) }()
-				must.OK(t, must.Err(io.ReadFull(conn, sent)))
+				go func() { failed <- must.Err(conn.Write(make([]byte, size))) }()
+				must.OK(t, must.Err(io.ReadFull(conn, make([]byte, size))))
 				must.OK(t, <-failed)
 			}
 			wait.True(t, "the connection is known", func() bool { return n.server.Stats().Open == 1 })
 			talk()
 			s, _ := n.inspected()
-			if s.Client.Lost+s.Endpoint.Lost > 0 {
+			if s.Client.Lost+s.Endpoint.Lost > 2 { // a busy machine's processors may have one overtake others
 				t.Errorf("segments were lost without any loss: %+v", s)
 			}
 			if s.Client.RTT <= 0 || s.Endpoint.RTT <= 0 {
 				t.Errorf("the handshakes took %d and %d ns", s.Client.RTT, s.Endpoint.RTT)
 			}
 			c.lose(t, lab)
+			const enough = 8
 			wait.True(t, "segments are seen again", func() bool {
 				talk()
 				s, _ = n.inspected()
-				return c.again(&s) >= 3
+				return c.again(&s) >= enough
 			})
-			if lost := [2]bool{s.Client.Lost > 0, s.Endpoint.Lost > 0}; lost != c.lost {
+			if lost := [2]bool{s.Client.Lost > enough/2, s.Endpoint.Lost > enough/2}; lost != c.lost {
 				t.Errorf("lost on their way to the node: %v, want %v: %+v", lost, c.lost, s)
 			}
 		})
@@ -91,20 +95,30 @@ func TestSYNsThatAreSentAgain(t *testing.T) {
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(echo.IPv4, 8081), at(echo.IPv4, 8080))) // nobody is at the first one
 	const connections = 4
+	var again uint32 // as the client's kernel says: a busy machine's repeats SYNs, too
 	ask := func(count int) {
 		for range count {
-			must.OK(t, must.Err(netns.AskOn(lab.Client.Connect(t, "tcp", vip4+":80"))))
+			conn := lab.Client.Connect(t, "tcp", vip4+":80").(*net.TCPConn)
+			must.OK(t, must.Err(netns.AskOn(conn)))
+			raw, err := conn.SyscallConn()
+			must.OK(t, err)
+			must.OK(t, raw.Control(func(fd uintptr) {
+				info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+				must.OK(t, err)
+				again += info.Total_retrans
+			}))
 		}
 	}
 	ask(connections)
-	if s, attempts := n.inspected(); attempts <= connections || s.Endpoint.Retransmits != 0 {
-		t.Errorf("%d attempts: %+v", attempts, s)
+	if s, attempts := n.inspected(); attempts <= connections || s.Endpoint.Retransmits != again {
+		t.Errorf("%d attempts, %d segments sent again: %+v", attempts, again, s)
 	}
 	n.apply(svc(vip4, nil, at(echo.IPv4, 8080)))
 	echo.NFT(t, "add table inet loss; add chain inet loss in { type filter hook input priority 0; }; "+
 		"add rule inet loss in tcp flags & (syn|ack) == syn numgen inc mod 1000 < 1 drop")
+	before := again
 	ask(1)
-	if s, _ := n.inspected(); s.Endpoint.Retransmits != 1 || s.Client.Retransmits != 0 {
-		t.Errorf("%+v", s)
+	if s, _ := n.inspected(); again == before || s.Endpoint.Retransmits != again || s.Client.Retransmits != 0 {
+		t.Errorf("%d segments sent again: %+v", again, s)
 	}
 }
