@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // Auto means the usual socket where the name of one is expected.
@@ -63,11 +64,12 @@ func inode(path string) uint64 {
 // ListenDefault listens at the file of an instance, or at its abstract name if the
 // file cannot be made. why is the reason then.
 func ListenDefault(instance string, h http.Handler) (s *Server, why, err error) {
-	for range 100 { // a proxy of another namespace may remove the empty folder between the two
-		_ = os.Mkdir(Directory, 0o755) // Listen says why it has failed
-		if s, why = Listen(File(instance), h); !errors.Is(why, fs.ErrNotExist) {
+	for began := time.Now(); time.Since(began) < time.Second; {
+		made := os.Mkdir(Directory, 0o755) // Listen says why it has failed
+		s, why = Listen(File(instance), h)
+		if !errors.Is(why, fs.ErrNotExist) || made != nil && !errors.Is(made, fs.ErrExist) {
 			break
-		}
+		} // else a proxy of another namespace has removed the empty folder between the two
 	}
 	if why == nil {
 		return s, nil, nil
