@@ -109,7 +109,8 @@ func judgeFirst(r *conntrack.Record) api.Verdict {
 // acknowledged, in ns.
 const stalled = int64(time.Second)
 
-// repeating is the same beside segments that were sent again: senders wait as long at least.
+// repeating is the time, in ns, after which bytes are lost that were sent again and not acknowledged:
+// senders wait at least that long before they repeat.
 const repeating = int64(200 * time.Millisecond)
 
 // judgeOpen says what an open TCP connection waits for.

@@ -15,7 +15,8 @@ type changes struct {
 	at []time.Time // by service.PortID
 }
 
-// note notes what differs between two tables, from prev to t. prev is nil at the start.
+// note keeps now as the time of each service port that differs between prev and t. prev is nil at
+// the start.
 func (c *changes) note(prev, t *policy.Table, now time.Time) {
 	if prev == nil {
 		prev = policy.Compile(nil, &service.Snapshot{}, policy.Config{})

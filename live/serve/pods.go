@@ -18,9 +18,9 @@ const (
 	podsRest = 30
 )
 
-// pods finds pods by their addresses: those that named knows, and those that serve something. Its index takes 8 bytes for each
-// endpoint while somebody looks, and may be a second behind the configuration when that
-// changes. It is safe for concurrent use, and At never waits.
+// pods finds pods by their addresses: those that named knows, and those that serve something. Its
+// index takes 8 bytes for each endpoint while somebody looks, and may be a second behind the
+// configuration when that changes. It is safe for concurrent use, and At never waits.
 type pods struct {
 	named    func(netip.Addr) service.Name // may be nil
 	snapshot func() *service.Snapshot

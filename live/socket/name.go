@@ -69,7 +69,7 @@ func ListenDefault(instance string, h http.Handler) (s *Server, why, err error) 
 		s, why = Listen(File(instance), h)
 		if !errors.Is(why, fs.ErrNotExist) || made != nil && !errors.Is(made, fs.ErrExist) {
 			break
-		} // else a proxy of another namespace has removed the empty folder between the two
+		} // else a proxy of another namespace removed the empty folder between the two calls
 	}
 	if why == nil {
 		return s, nil, nil
