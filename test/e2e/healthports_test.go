@@ -113,9 +113,9 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 		}
 		return nil
 	})
+	p.stop() // now all that it said has come
 	named := strings.Count(p.stderr.String(), "FailedToStartServiceHealthcheck")
 	if more := strings.Count(p.stderr.String(), "more health check ports cannot be opened for want of room"); named == 0 || named > 32 || more != 1 {
 		t.Errorf("the log names %d ports, and %d times how many more", named, more)
 	}
-	p.stop()
 }

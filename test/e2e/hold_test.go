@@ -45,9 +45,7 @@ func TestHeldConnections(t *testing.T) {
 			last := make(chan time.Time)
 			go func() { last <- all() }()
 			p.awaitMetrics("held connections", func(m map[string]float64) bool { return m["sluice_connections_held"] == clients })
-			if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
-				t.Error("the log does not say that endpoints are needed")
-			}
+			p.awaitLog("connections wait for endpoints, up to 10m0s")
 			p.awaitTold(lab, vip4, "connections, for an endpoint")
 			began := time.Now()
 			s.endpoints = on(8080, lab.Backends...)

@@ -50,9 +50,7 @@ func TestLimitsAndQueue(t *testing.T) {
 			waiting = append(waiting, dial(vip4))
 			queued(float64(i + 1))
 		}
-		if !p.stderr.Contains("as many as sluice.dev/max-connections-per-endpoint (for each endpoint) allows: further ones wait up to 10m0s") {
-			t.Error("the log does not name the limit")
-		}
+		p.awaitLog("as many as sluice.dev/max-connections-per-endpoint (for each endpoint) allows: further ones wait up to 10m0s")
 		p.awaitTold(lab, vip4, "full, with 2 connections")
 		p.awaitTold(lab, vip4, "waiting    3 connections, at a limit")
 		_ = waiting[0].Close()

@@ -167,10 +167,18 @@ func (s *systemd) reload() {
 // answers expects the unit's main process to answer at the file of the admin socket.
 func (s *systemd) answers() {
 	s.t.Helper()
+	check.OK(s.t, s.says(`"pid": `+s.show("MainPID")+","))
+}
+
+// says returns an error unless the status at the file of the admin socket has all texts.
+func (s *systemd) says(texts ...string) error {
 	out, err := s.Node.Command(s.t, "nsenter", "-t", s.pid, "-a", "sluice", "status", "-o", "json", "--admin-socket", "/run/sluice/admin.sock").CombinedOutput()
-	if pid := `"pid": ` + s.show("MainPID") + ","; err != nil || !strings.Contains(string(out), pid) {
-		s.t.Errorf("%v, want %s: %s", err, pid, out)
+	for _, text := range texts {
+		if !strings.Contains(string(out), text) {
+			return fmt.Errorf("no %s: %s (%v)", text, out, err)
+		}
 	}
+	return err
 }
 
 // exchange has open connections carry a line each way.
@@ -256,21 +264,19 @@ func TestUnitServesAgain(t *testing.T) {
 	}
 	s.setFlags("--redirect=sklookup")
 	s.command("start", "sluice")
-	serves := func(by string) {
+	serves := func(mode string) {
 		t.Helper()
-		wait.For(t, "the Service is served", time.Minute, func() error {
-			_, err := s.Client.Ask("tcp", s.at(vips[0]))
-			return err
+		wait.For(t, "the main process serves", time.Minute, func() error {
+			if _, err := s.Client.Ask("tcp", s.at(vips[0])); err != nil {
+				return err
+			}
+			return s.says(`"pid": `+s.show("MainPID")+",", `"mode": "`+mode)
 		})
-		text, err := os.ReadFile(filepath.Join(s.dir, "log/sluice.log"))
-		if last := text[max(0, strings.LastIndex(string(text), "ready")-300):]; err != nil || !strings.Contains(string(last), by) {
-			t.Errorf("not by %s: %v\n%s", by, err, last)
-		}
 	}
-	serves("redirect=sklookup")
+	serves("sklookup")
 	s.setFlags("--redirect=tproxy")
 	s.reload()
-	serves("redirect=tproxy")
+	serves("tproxy")
 	s.reload()
 	main := s.show("MainPID")
 	must.Run(t, s.Node.Command(t, "nsenter", "-t", s.pid, "-a", "sh", "-c", "kill -9 "+main))
@@ -280,9 +286,9 @@ func TestUnitServesAgain(t *testing.T) {
 		}
 		return nil
 	})
-	serves("redirect=tproxy")
+	serves("tproxy")
 	s.command("restart", "sluice")
-	serves("redirect=tproxy")
+	serves("tproxy")
 	s.command("stop", "sluice")
 	if state, result, code := s.show("ActiveState"), s.show("Result"), s.show("ExecMainStatus"); state != "inactive" || result != "success" || code != "0" {
 		t.Errorf("after the stop: %s, %s, exit status %s", state, result, code)
