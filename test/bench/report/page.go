@@ -34,22 +34,27 @@ func (d *Data) Page() string {
 	return b.String()
 }
 
-// Shortfalls writes how many goals are met, and those that are not.
+// Shortfalls writes how many goals are met and how many are unclear, and lists the others.
 func (d *Data) Shortfalls() string {
 	var b strings.Builder
-	titles, met, all := make(map[string]string), 0, d.Judge()
+	titles, met, unclear, all := make(map[string]string), 0, 0, d.Judge()
 	for _, m := range Metrics {
 		titles[m.ID] = m.full()
 	}
 	for _, o := range all {
-		if o.Verdict == Met {
+		switch o.Verdict {
+		case Met:
 			met++
+			continue
+		case Unclear:
+			unclear++
 			continue
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", o.Goal.Peer, titles[o.Goal.Metric], o.Goal.Wanted(), o.Words(), o.Verdict.markdown())
 	}
-	if met == len(all) {
-		return fmt.Sprintf("All %d goals are met.\n", met)
+	text := fmt.Sprintf("Of %d goals, %d are met and %d unclear.\n", len(all), met, unclear)
+	if b.Len() > 0 {
+		text += "\n| | column | goal | found | |\n|---|---|---|---|---|\n" + b.String()
 	}
-	return fmt.Sprintf("%d of %d goals are met, all but these:\n\n| | column | goal | found | |\n|---|---|---|---|---|\n%s", met, len(all), b.String())
+	return text
 }

@@ -397,7 +397,7 @@ func TestShortfalls(t *testing.T) {
 	d.Add(0, "sluice", "steady.failed", 3)
 	text := d.Shortfalls()
 	for _, want := range []string{
-		"3 of 8 goals are met, all but these:\n",
+		"Of 8 goals, 3 are met and 0 unclear.\n",
 		"\n| sluice | request-response, 1 client, p50 | at most 1.00 x haproxy | 1.20 x | **missed** |\n",
 		"\n| sluice | connect-request-close, long run, server closes first, connections that failed | at most 0 | 3 | **missed** |\n",
 		"\n| sluice | connect-request-close, 32 clients, server closes first | at least 0.95 x sluice-nolog |  | not measured |\n",
@@ -408,5 +408,5 @@ func TestShortfalls(t *testing.T) {
 	}
 	d.Samples = nil
 	d.Add(0, "sluice", "idle.fds", 2)
-	check.Equalf(t, d.Shortfalls(), "All 1 goals are met.\n", "with one goal, which is met")
+	check.Equalf(t, d.Shortfalls(), "Of 1 goals, 1 are met and 0 unclear.\n", "with one goal, which is met")
 }

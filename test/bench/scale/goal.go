@@ -75,3 +75,15 @@ func (g goal) judge(mode string, results []Result) string {
 	}
 	return thousands(int(worst)) + ", " + verdict
 }
+
+// Shortfalls writes how many goals of a table are met, and lists the rows with others.
+func Shortfalls(table string) string {
+	rows := strings.SplitAfter(table, "\n")
+	others := slices.DeleteFunc(slices.Clone(rows), func(row string) bool { return !strings.Contains(row, "**") })
+	met := strings.Count(table, ", met |")
+	text := fmt.Sprintf("Of %d goals, %d are met.\n", met+strings.Count(table, "**")/2, met)
+	if len(others) > 0 {
+		text += "\n" + rows[0] + rows[1] + strings.Join(others, "")
+	}
+	return text
+}

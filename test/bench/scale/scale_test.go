@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,23 @@ func TestGoals(t *testing.T) {
 	}
 	if Goals(nil) != "" {
 		t.Error("nothing has goals")
+	}
+}
+
+func TestShortfalls(t *testing.T) {
+	text := Shortfalls(Goals(exampleResults()))
+	if !strings.HasPrefix(text, "Of 8 goals, 2 are met.\n\n| | goal |") || strings.Count(text, "\n") != 8 {
+		t.Errorf("with goals that are missed:\n%s", text)
+	}
+	check.Equalf(t, Shortfalls(Goals(exampleResults()[1:2])), "Of 1 goals, 1 are met.\n", "with one, which is met")
+}
+
+func TestEndsLeaveOutSizesBetween(t *testing.T) {
+	results := exampleResults()
+	between := results[0]
+	between.Services = 3000
+	if got := Ends(slices.Insert(results, 2, between)); len(got) != 4 || slices.ContainsFunc(got, func(r Result) bool { return r.Services == 3000 }) {
+		t.Errorf("the ends of two modes are %v", got)
 	}
 }
 

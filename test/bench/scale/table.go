@@ -3,6 +3,7 @@ package scale
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,6 +24,17 @@ func Table(results []Result) string {
 			ms(r.Endpoint[0]), ms(r.Endpoint[1]), ms(r.Service[0]), ms(r.Service[1]), float64(r.CPUChange.Microseconds())/1000/float64(r.Changes))
 	}
 	return b.String()
+}
+
+// Ends returns the results of the smallest and the largest size of each mode.
+func Ends(results []Result) (ends []Result) {
+	for i, r := range results {
+		same := func(o Result) bool { return o.Mode == r.Mode }
+		if !slices.ContainsFunc(results[:i], same) || !slices.ContainsFunc(results[i+1:], same) {
+			ends = append(ends, r)
+		}
+	}
+	return ends
 }
 
 func ms(d time.Duration) string {
