@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -132,12 +131,10 @@ func TestShortfalls(t *testing.T) {
 	check.Equalf(t, Shortfalls(Goals(exampleResults()[1:2])), "Of 1 goals, 1 are met.\n", "with one, which is met")
 }
 
-func TestEndsLeaveOutSizesBetween(t *testing.T) {
+func TestLargestSizeOfEachMode(t *testing.T) {
 	results := exampleResults()
-	between := results[0]
-	between.Services = 3000
-	if got := Ends(slices.Insert(results, 2, between)); len(got) != 4 || slices.ContainsFunc(got, func(r Result) bool { return r.Services == 3000 }) {
-		t.Errorf("the ends of two modes are %v", got)
+	if got := Largest(results); len(got) != 2 || got[0].Services != 10000 || got[1].Services != 10000 {
+		t.Errorf("the largest of two modes are %v", got)
 	}
 }
 

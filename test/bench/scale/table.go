@@ -26,15 +26,14 @@ func Table(results []Result) string {
 	return b.String()
 }
 
-// Ends returns the results of the smallest and the largest size of each mode.
-func Ends(results []Result) (ends []Result) {
+// Largest returns the results of the largest size of each mode.
+func Largest(results []Result) (largest []Result) {
 	for i, r := range results {
-		same := func(o Result) bool { return o.Mode == r.Mode }
-		if !slices.ContainsFunc(results[:i], same) || !slices.ContainsFunc(results[i+1:], same) {
-			ends = append(ends, r)
+		if !slices.ContainsFunc(results[i+1:], func(o Result) bool { return o.Mode == r.Mode }) {
+			largest = append(largest, r)
 		}
 	}
-	return ends
+	return largest
 }
 
 func ms(d time.Duration) string {
