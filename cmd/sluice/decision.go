@@ -46,7 +46,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
 	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: the source of its own connections to Services (default: the InternalIP of the Node object, else the default route's source)")
-	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
+	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without, and with --service-proxy-name, each cluster IP is steered on its own")
 	f.Var(&o.allocate, "allocate-cluster-ips", "with --manifests: ranges of which Services without a cluster IP get one, at most one of each family")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses: clients in them count as pods")
 	o.detectLocal.value, o.detectLocal.byDefault = detectClusterCIDR, detectClusterCIDR

@@ -254,7 +254,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
 	o.records.register(f)
 	f.StringVar(&o.node.MetricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
-	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "metrics of each service port, some 60 series for a used one; if false, the same metrics are sums over all ports")
+	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "metrics of each service port, some 60 series for a used one; if false, sums over all ports")
 	f.StringVar(&o.node.HealthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
 	f.StringVar(&o.node.AdminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
 	f.BoolVar(&o.node.History, "history", false, "measure the rates of the last 15 minutes all the time, not only while somebody asks")
