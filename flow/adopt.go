@@ -250,12 +250,15 @@ func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 		w.spares.Give(index)
 		return nil
 	}
+	w.left++
+	if own.Options&bpf.KernelOptionOPTION_DIRECT != 0 {
+		return own // no service port has it
+	}
 	l := &w.kernel.Loads[own.Service] // free counts its end there
 	atomic.AddUint64(&l.Opened, 1)
 	if bpf.ProtocolOf(own.Protocol) != service.UDP && own.Seen&bpf.KernelSeenCONFIRMED == 0 {
 		atomic.AddUint64(&l.Begun, 1)
 	}
-	w.left++
 	return own
 }
 

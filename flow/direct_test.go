@@ -65,21 +65,27 @@ func newMixer(t *testing.T, client, host *netns.Host, endpoint netip.AddrPort) *
 }
 
 // must connects, or ends the test.
-func (m *mixer) must(t *testing.T, port int, to netip.AddrPort) (s sides) {
+func (m *mixer) must(t *testing.T, port int, to netip.AddrPort) sides {
 	t.Helper()
-	must.OK(t, m.client.Do(func() (err error) {
-		s, err = m.connect(port, to)
+	return m.mustFrom(t, m.client, at(m.client.IPv4, uint16(port)), to)
+}
+
+// mustFrom is must for any host and its address.
+func (m *mixer) mustFrom(t *testing.T, host *netns.Host, from, to netip.AddrPort) (s sides) {
+	t.Helper()
+	must.OK(t, host.Do(func() (err error) {
+		s, err = m.connect(from, to)
 		return err
 	}))
 	return s
 }
 
-// connect connects in the client's namespace, and returns both sides, or none if the client has that
+// connect connects in the thread's namespace, and returns both sides, or none if the client has that
 // connection still. Each side hears the other one.
-func (m *mixer) connect(port int, to netip.AddrPort) (s sides, err error) {
+func (m *mixer) connect(from, to netip.AddrPort) (s sides, err error) {
 	d := net.Dialer{
 		Timeout:   patience,
-		LocalAddr: net.TCPAddrFromAddrPort(at(m.client.IPv4, uint16(port))),
+		LocalAddr: net.TCPAddrFromAddrPort(from),
 		Control: func(_, _ string, c syscall.RawConn) (err error) {
 			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 			return err
@@ -154,7 +160,7 @@ func (m *mixer) run(connections int, until time.Time) error {
 		if is {
 			delete(m.open, r)
 			err = s.end(m.random.IntN(4))
-		} else if s, err = m.connect(r.port, m.to[r.to]); err == nil && s[0] == nil {
+		} else if s, err = m.connect(at(m.client.IPv4, uint16(r.port)), m.to[r.to]); err == nil && s[0] == nil {
 			m.held++
 		} else if err == nil {
 			m.open[r] = s

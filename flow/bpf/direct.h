@@ -66,6 +66,16 @@ GLOBAL int note_passed(struct __sk_buff *skb, struct packet *p, int ending)
 	return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;
 }
 
+// is_from_another_version says whether a packet that looks like one of a direct connection is of the flow
+// whose port that has: programs of another version, which come first, have taken over the flow alone, and
+// have translated the packet.
+static __always_inline int is_from_another_version(const struct __sk_buff *skb, enum role role, const struct flow *f)
+{
+	if (!(f->options & OPTION_DIRECT))
+		return 0;
+	return role == MASQUERADE ? !f->ifindex && skb->ingress_ifindex : role == TO_ENDPOINT && skb->tc_index >= TRANSLATED && skb->tc_index <= JUDGED;
+}
+
 #define DIRECT_TRIES 4
 #define SPARE_SHARE 4 // direct connections leave one index in so many to Services
 
@@ -123,6 +133,8 @@ static __always_inline __u32 redirect(struct __sk_buff *skb, const struct packet
 	f->options |= role == MASQUERADE ? OPTION_DIRECT | OPTION_MASQUERADE : OPTION_DIRECT;
 	f->node = f->client;
 	f->middle_port = f->client_port;
+	if (role == MASQUERADE && !skb->ingress_ifindex)
+		f->ifindex = 0; // the node's own
 	for (int i = 0; i < DIRECT_TRIES; i++) {
 		__be16 port = next_port(&p->tuple, c, i);
 		if (!port)

@@ -351,6 +351,8 @@ int ingress(struct __sk_buff *skb)
 		return to_node_client(skb, &p, f, found);
 	if (role == STALE)
 		return TCX_NEXT;
+	if (unlikely(is_from_another_version(skb, role, f)))
+		return TCX_NEXT;
 	if (unlikely(is_clients_own(skb, role, f))) {
 		skb->tc_index = TRANSLATED;
 		return TCX_NEXT;
@@ -440,7 +442,7 @@ int egress(struct __sk_buff *skb)
 	}
 	if (role == MASQUERADE) {
 		if (unlikely(f->options & OPTION_DIRECT))
-			return from_node(skb, &p, f, index);
+			return is_from_another_version(skb, role, f) ? TCX_NEXT : from_node(skb, &p, f, index);
 		mark(f, PASSED);
 		if (unlikely(is_ending(&p, f)))
 			follow_ending(skb, &p, f, index);

@@ -136,6 +136,8 @@ func (x *Index) References(flow uint32) (list []Reference) {
 	var roles []KernelRole
 	switch {
 	case k.isGivenUp():
+	case k.isOnNode():
+		return []Reference{ReferenceTo(flow, KernelRoleUNMASQUERADE), ReferenceTo(flow, KernelRoleMASQUERADE)}
 	case k.Options&KernelOptionOPTION_MASQUERADE != 0:
 		roles = []KernelRole{KernelRoleTO_CLIENT, KernelRoleUNMASQUERADE, KernelRoleMASQUERADE}
 	default:
@@ -145,6 +147,12 @@ func (x *Index) References(flow uint32) (list []Reference) {
 		list = append(list, ReferenceTo(flow, role))
 	}
 	return list
+}
+
+// isOnNode is is_on_node in direct.h.
+func (k *KernelFlow) isOnNode() bool {
+	const both = KernelOptionOPTION_DIRECT | KernelOptionOPTION_MASQUERADE
+	return k.Options&both == both
 }
 
 // Exchange replaces the reference that a tuple has to a flow by another one, or removes it (0). It

@@ -107,7 +107,7 @@ struct flow {
 	LINE struct address node;
 	__u64 started;    // when the first packet came
 	__u32 generation; // changes with each use of the index
-	__u32 ifindex;    // of the client's interface
+	__u32 ifindex;    // of the client's interface; of the node's own connections (direct.h) 0
 	__u32 service;    // index of loads
 	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT; UDP: of the first datagram, as in struct packet
 	__u32 challenge;  // TCP: what userspace has acknowledged in answer to another SYN; 0 if nothing

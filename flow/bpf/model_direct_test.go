@@ -37,7 +37,9 @@ func (m *model) redirect(s *skbuff, p *modelPacket, role KernelRole) modelVerdic
 	*f = modelFlow{
 		client: p.tuple.src, vip: p.tuple.dst, endpoint: p.tuple.dst, node: p.tuple.dst, middle: p.tuple.src, protocol: p.tuple.protocol,
 		direct: true, masquerade: role == KernelRoleMASQUERADE, generation: f.generation + 1, first: p.sequence,
+		own: role == KernelRoleMASQUERADE && !s.forwarded,
 	}
+	f.elsewhere = f.own // no interface is the client's
 	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
 	for try := range uint32(4) {
 		other := netip.AddrPortFrom(f.client.Addr(), uint16(1024+(uint32(p.tuple.src.Port())+try*977)%(9999-1024+1)))

@@ -192,6 +192,9 @@ func (x *tested) store(i int) {
 	if f.elsewhere {
 		k.Ifindex++
 	}
+	if f.own {
+		k.Ifindex = 0
+	}
 	for from := range k.Way {
 		k.Way[from] = KernelDirection{Bytes: f.bytes[from], Packets: f.packets[from], End: f.end[from], Acked: f.acked[from]}
 	}
@@ -348,7 +351,7 @@ func (x *tested) compareFlows() error {
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: node,
 			masquerade: k.Options&KernelOptionOPTION_MASQUERADE != 0, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead, again: k.Again, missed: k.Missed, acknowledged: k.Confirmed != 0,
-			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex, moved: k.Options&KernelOptionOPTION_MOVED != 0,
+			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex, own: k.Ifindex == 0, moved: k.Options&KernelOptionOPTION_MOVED != 0,
 		}
 		for from, d := range k.Way {
 			is.bytes[from], is.packets[from], is.end[from], is.acked[from] = d.Bytes, d.Packets, d.End, d.Acked

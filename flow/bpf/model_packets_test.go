@@ -126,6 +126,9 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.seen |= pick(g, 0, KernelSeenFIRST_WANTED)
 	}
 	f.elsewhere, f.moved = g.one(4), g.one(3)
+	if f.isOnNode() && g.one(2) {
+		f.own, f.elsewhere = true, true
+	}
 	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
 		f.challenge = g.Uint32()
 		f.seen |= pick(g, 0, KernelSeenCHALLENGED)

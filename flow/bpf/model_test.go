@@ -47,6 +47,7 @@ type modelFlow struct {
 	challenge      uint32 // 0: none
 	elsewhere      bool   // the client's packets come by another interface
 	moved          bool   // userspace has chosen its port between the hooks
+	own            bool   // isOnNode, and no client's that rules masquerade
 }
 
 // tuple is what the packets of an entry get.
@@ -256,6 +257,9 @@ func (m *model) egress(s *skbuff) modelVerdict {
 			return pass
 		}
 	case KernelRoleMASQUERADE:
+		if f.own && s.forwarded {
+			return pass // another version has translated it
+		}
 		f.seen |= KernelSeenPASSED
 		if !f.direct && f.isEnding(p) {
 			if f.protocol == sctp {

@@ -66,21 +66,34 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 		return 0, err
 	}
 	defer sys.UnmapArray(words)
+	known := make([]bool, entries)
+	for range 2 { // the second time, those that have begun while the first ones moved
+		left += form.takeAll(memory, words, known, take)
+	}
+	return left, nil
+}
+
+// takeAll moves the flows that are not known yet, and returns how many of these stay. No flow is void there
+// before all are here: packets of a client's own connection (direct.h) look like those of another flow in one of
+// both directions, and until both are here, the programs of one version take them for those that the other's
+// have translated. The receiver drops them by their sequence numbers.
+func (f *form) takeAll(memory []byte, words []uint32, known []bool, take func(*KernelFlow) *KernelFlow) (left int) {
 	var leaving []*leavingFlow
-	for i := range entries {
-		l := &leavingFlow{entry: memory[i*form.size:][:form.size], state: &words[(i*form.size+form.state)/4]}
-		if KernelState(atomic.LoadUint32(l.state)) == KernelStateFREE {
+	for i := range known {
+		l := &leavingFlow{entry: memory[i*f.size:][:f.size], state: &words[(i*f.size+f.state)/4]}
+		if known[i] || KernelState(atomic.LoadUint32(l.state)) == KernelStateFREE {
 			continue
 		}
+		known[i] = true
 		l.read = slices.Clone(l.entry)
-		form.read(l.read, &l.was)
+		f.read(l.read, &l.was)
 		if l.was.Seen&KernelSeenRECORDED != 0 {
 			continue // it has ended
 		}
 		if l.was.isSession() {
 			l.was.leaveToSession()
 		}
-		if l.was.isWhole() && (l.was.isSession() || form.knows(l.read)) {
+		if l.was.isWhole() && (l.was.isSession() || f.knows(l.read)) {
 			k := l.was
 			l.own = take(&k)
 		}
@@ -88,22 +101,22 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 			left++
 			continue
 		}
-		l.merge(form)
+		l.merge(f)
 		leaving = append(leaving, l)
 	}
 	mergeAll := func() { // until programs have ended that had found a flow, or none, before
 		for began := time.Now(); len(leaving) > 0 && time.Since(began) < programTime; {
 			for _, l := range leaving {
-				l.merge(form)
+				l.merge(f)
 			}
 		}
 	}
 	mergeAll()
 	for _, l := range leaving {
-		l.void(form)
+		l.void(f)
 	}
 	mergeAll()
-	return left, nil
+	return left
 }
 
 // programTime is longer than a BPF program runs.
@@ -385,7 +398,7 @@ func (f *form) read(entry []byte, k *KernelFlow) {
 // isWhole reports whether another version's flow has an endpoint and all that this version needs, and
 // nothing that it does not know.
 func (k *KernelFlow) isWhole() bool {
-	const known = KernelOptionOPTION_MASQUERADE | KernelOptionOPTION_IPV6 | KernelOptionOPTION_NODE | KernelOptionOPTION_MOVED
+	const known = KernelOptionOPTION_MASQUERADE | KernelOptionOPTION_IPV6 | KernelOptionOPTION_NODE | KernelOptionOPTION_MOVED | KernelOptionOPTION_DIRECT
 	hidden := k.Options&(KernelOptionOPTION_MASQUERADE|KernelOptionOPTION_NODE) != 0
 	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateASKING
 	return (settled || k.isGivenUp() && k.Protocol == syscall.IPPROTO_TCP) && k.Options&^known == 0 && k.Seen&KernelSeenCOLLIDED == 0 &&

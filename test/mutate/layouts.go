@@ -9,8 +9,23 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-datagrams-alone", what: "connections in maps of another layout stay there, and leave no records",
-		file: "flow/bpf/others.go", old: "(l.was.isSession() || form.knows(l.read))", new: "l.was.isSession()",
+		file: "flow/bpf/others.go", old: "(l.was.isSession() || f.knows(l.read))", new: "l.was.isSession()",
 		pkg: "flow", test: "TestFlowsInMapsOfAnotherLayoutGoOn",
+	},
+	{
+		name: "flow-others-direct", what: "a client's own connection to an endpoint stays in maps of another version, and gets packets of the flow by its port",
+		file: "flow/bpf/others.go", old: " | KernelOptionOPTION_DIRECT\n", new: "\n",
+		pkg: "flow", test: "TestDirectConnectionsGoOnBesideAnotherVersion",
+	},
+	{
+		name: "flow-others-node", what: "a connection of the node's own moves to another version by tuples that it does not have",
+		file: "flow/bpf/index.go", old: "	case k.isOnNode():\n", new: "	case k == nil:\n",
+		pkg: "flow", test: "TestDirectConnectionsGoOnBesideAnotherVersion",
+	},
+	{
+		name: "flow-others-translated", what: "programs translate once more what those of another version have translated",
+		file: "flow/bpf/direct.h", old: "	if (!(f->options & OPTION_DIRECT))\n", new: "	if (1)\n",
+		pkg: "flow", test: "TestDirectConnectionsGoOnBesideAnotherVersion",
 	},
 	{
 		name: "flow-others-begun", what: "handshakes in maps of another layout stay there: their clients' next SYNs begin others",
@@ -44,12 +59,12 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-in-both", what: "a flow that another version has taken over is in the first one's maps, too",
-		file: "flow/bpf/others.go", old: "		l.void(form)\n", new: "		l.merge(form)\n",
+		file: "flow/bpf/others.go", old: "		l.void(f)\n", new: "		l.merge(f)\n",
 		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
 	},
 	{
 		name: "flow-others-in-none", what: "neither version knows a flow that moves for a program that looks for it in both",
-		file: "flow/bpf/others.go", old: "		l.merge(form)\n		leaving =", new: "		l.void(form)\n		leaving =",
+		file: "flow/bpf/others.go", old: "		l.merge(f)\n		leaving =", new: "		l.void(f)\n		leaving =",
 		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
 	},
 	{

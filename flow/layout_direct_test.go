@@ -1,0 +1,84 @@
+package flow
+
+import (
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/must"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// A client's own connection to an endpoint, and one of the node's own, have another port there by programs
+// of another version. They and the Services' connections by that port go on in both directions, when the
+// next version takes over and when the first one comes back. A version that does not know direct connections
+// leaves them to the programs of the first one.
+func TestDirectConnectionsGoOnBesideAnotherVersion(t *testing.T) {
+	for _, c := range []struct{ hidden, stays bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
+		lab := netns.NewLab(t, 1)
+		root := netns.MountBPF(t)
+		of := func(flows int, keep bool) func(*Options) { // the maps' size is of their version
+			return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
+		}
+		const port = 45000
+		endpoint, vip := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
+		services := svc(vip4, nil, endpoint)
+		n := newNode(t, lab, of(4096, true))
+		n.config.MasqueradeAll = c.hidden
+		n.apply(services)
+		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+		list := []sides{m.must(t, port, vip)}
+		if c.hidden {
+			list = append(list, m.mustFrom(t, lab.Node, list[0][1].RemoteAddr().(*net.TCPAddr).AddrPort(), endpoint))
+		} else {
+			list = append(list, m.must(t, port, endpoint))
+		}
+		goOn := func(when string) {
+			t.Helper()
+			for i, s := range list {
+				for from := range s {
+					if err := say(s[from], m.random, func() (*net.TCPConn, error) { return s[1-from], nil }); err != nil {
+						t.Fatalf("%+v, %s, connection %d: %v", c, when, i, err)
+					}
+				}
+			}
+		}
+		wait.True(t, "it is known", func() bool { return n.server.Stats().Open == 1 })
+		goOn("before")
+		if c.stays {
+			n.leaveDirect()
+		}
+		for turn, flows := range []int{2048, 4096} {
+			n.leave()
+			goOn("while nobody runs")
+			n = newNode(t, lab, of(flows, turn == 0))
+			n.config.MasqueradeAll = c.hidden
+			goOn("before it knows Services")
+			n.apply(services)
+			goOn("with the next version")
+			n.onLoop(func() {
+				if has := len(n.server.worker.direct) == 1; has != (!c.stays || turn == 1) {
+					t.Errorf("%+v, turn %d: the next version has taken the direct connection: %v", c, turn, has)
+				}
+			})
+		}
+		for _, s := range list {
+			must.OK(t, s.end(0))
+		}
+		wait.True(t, "the record", func() bool { return n.endedBy(conntrack.ClientFin) == 1 })
+		n.finish()
+	}
+}
+
+// leaveDirect has the next process not understand direct connections.
+func (n *node) leaveDirect() {
+	for i := range n.server.kernel.Flows {
+		if k := &n.server.kernel.Flows[i]; k.Options&bpf.KernelOptionOPTION_DIRECT != 0 {
+			atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCOLLIDED))
+		}
+	}
+}
