@@ -61,7 +61,7 @@ func (size loadSize) play(t *testing.T, mode mode, flags ...string) {
 	if !slices.Contains(flags, "kernel") { // there, the process would decide about each session
 		flags = append(flags, "--max-udp-sessions", "3000")
 	}
-	before := netns.Dropped(t)
+	strict, before := netns.LongBacklog(t), netns.Dropped(t)
 	m := newMovers(t, mode, size.each, size.idle, size.pace, flags...)
 	l := newLoad(t, m)
 	m.talk(t, size.talkers)
@@ -81,7 +81,7 @@ func (size loadSize) play(t *testing.T, mode mode, flags ...string) {
 	m.end(t)
 	m.checkRecords(t)
 	l.checkRecords(t)
-	l.checkLosses(t, netns.Dropped(t)-before)
+	l.checkLosses(t, netns.Dropped(t)-before, strict)
 	t.Logf("%d take-overs in %v beside %d talks, %d other connections, %d newcomers (%.0f a second), and %d sessions",
 		size.takeOvers, took, m.count.Load(), len(m.slow)+len(m.half)+len(m.idle)+len(m.dialled), newcomers, float64(newcomers)/took.Seconds(), len(l.numbered.sessions))
 }
@@ -182,7 +182,7 @@ func (l *load) question(g *target, i int) error {
 	}
 }
 
-// repeat asks until there is an answer: the kernel drops packets that wait too long for a CPU.
+// repeat asks until there is an answer: checkLosses counts what was lost.
 func (l *load) repeat(c net.Conn) (err error) {
 	for range 6 {
 		if err = askByDatagram(c, startTimeout/6); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -193,15 +193,20 @@ func (l *load) repeat(c net.Conn) (err error) {
 	return err
 }
 
-// checkLosses expects datagrams to be lost only if the kernel has dropped packets.
-func (l *load) checkLosses(t *testing.T, dropped uint64) {
+// checkLosses expects that no datagram was lost. Where the kernel's backlog is short, it may have dropped some.
+func (l *load) checkLosses(t *testing.T, dropped uint64, strict bool) {
 	t.Helper()
 	err, repeated := l.numbered.failed(), l.repeated.Load()
-	if dropped == 0 && (err != nil || repeated > 0) {
-		t.Errorf("%d questions were lost; %v", repeated, err)
+	report := t.Logf
+	if (strict || dropped == 0) && (err != nil || repeated > 0) {
+		report = t.Errorf
 	}
-	if dropped > 0 {
-		t.Logf("the kernel has dropped %d packets; %d questions were asked again; %v", dropped, repeated, err)
+	if report("%d questions were lost, and the kernel has dropped %d packets that waited for a CPU; %v", repeated, dropped, err); repeated == 0 {
+		return
+	}
+	for _, h := range append([]*netns.Host{l.m.lab.Client, l.m.lab.Node}, l.m.lab.Backends...) {
+		full, ports := h.Counter(t, "snmp", "Udp:", "RcvbufErrors"), h.Counter(t, "snmp", "Udp:", "NoPorts")
+		t.Logf("%s: %d datagrams of IPv4 for which a queue had no room, %d for no socket", h.Name(), full, ports)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -206,10 +208,18 @@ func (h *Host) WitnessUDPAt(t testing.TB, address string) *Echo {
 	return h.serveDatagrams(t, address, true)
 }
 
+// LongQueue gives a server's socket room for the datagrams that come while its thread has no CPU.
+func LongQueue(pc net.PacketConn) {
+	if raw, err := pc.(*net.UDPConn).SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) })
+	}
+}
+
 func (h *Host) serveDatagrams(t testing.TB, address string, witness bool) *Echo {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", address)
 	must.OKf(t, err, "%s", h.Name())
+	LongQueue(pc)
 	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), pc.LocalAddr().(*net.UDPAddr).Port), witness: witness}
 	done := make(chan struct{})
 	go func() {

@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -134,6 +135,38 @@ func (n *Namespace) Sysctl(key string) (string, error) {
 		return err
 	})
 	return value, err
+}
+
+// backlog is how many tests need LongBacklog, and what the kernel's was before.
+var backlog struct {
+	sync.Mutex
+	users  int
+	before []byte
+}
+
+// LongBacklog has the kernel drop no packets that wait for a CPU until the test ends, in all namespaces.
+// It reports false if the machine does not allow that: in a container's network namespace, say.
+func LongBacklog(t testing.TB) bool {
+	t.Helper()
+	const file, most = "/proc/sys/net/core/netdev_max_backlog", "1000000"
+	b := &backlog
+	b.Lock()
+	defer b.Unlock()
+	if b.users == 0 {
+		var err error
+		if b.before, err = os.ReadFile(file); err != nil || os.WriteFile(file, []byte(most), 0) != nil {
+			return false
+		}
+	}
+	b.users++
+	t.Cleanup(func() {
+		b.Lock()
+		defer b.Unlock()
+		if b.users--; b.users == 0 && strings.TrimSpace(string(b.before)) != most { // else another process has raised it
+			_ = os.WriteFile(file, b.before, 0)
+		}
+	})
+	return true
 }
 
 // Dropped returns how many packets the kernel has dropped, in all namespaces, because too many
