@@ -25,7 +25,7 @@ import (
 // BPF's table may decide about new flows meanwhile.
 func (w *worker) survey() error {
 	w.read(w.upcalls, math.MaxInt, func(e *bpf.KernelEvent, data []byte) {
-		if e.Kind != bpf.KernelEventKindEVENT_ASK && int(e.Flow) < len(w.flows) { // first packets are void: nobody has answered
+		if e.Kind != bpf.KernelEventKindEVENT_ASK && int(e.Flow) < len(w.flows) { // first packets are void: no flow exists yet
 			w.keepEarly(e, data[:e.Length])
 		}
 	})
@@ -180,7 +180,7 @@ func (w *worker) adopt(path *Path, st *state) {
 	path.ready = true
 	defer w.replay()
 	if w.left == 0 && w.kernel.Control.Taken == w.tried {
-		return // nobody has taken an index for a flow
+		return // no index is in use
 	}
 	now := poll.Nanotime()
 	n := 0
@@ -235,7 +235,7 @@ func (s *Server) takeOthers() (left int) {
 	return left
 }
 
-// put gives a flow of another version a place, or returns nil.
+// put copies a flow of another version to a free index. It returns nil if there is none.
 func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 	index, ok := w.spares.Take()
 	if !ok {

@@ -146,7 +146,7 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 		r.Source = policy.SourceNode
 	}
 	f.noteSource()
-	f.unchallenge() // a process that ended may have been told
+	f.unchallenge() // the challenge may have reached a process that ended
 	return v
 }
 

@@ -307,7 +307,7 @@ func (f *flow) refuse() {
 	f.worker.injector.reset(reset{from: from, to: to, ack: k.FirstSequence + 1, flags: flagRST | flagACK})
 }
 
-// fail ends a flow without an endpoint. Clients of TCP and SCTP are told.
+// fail ends a flow that reached no endpoint. TCP clients get an RST, SCTP clients an ABORT.
 func (f *flow) fail() { f.failBy(conntrack.ConnectFailed) }
 
 func (f *flow) failBy(end conntrack.End) {
@@ -335,7 +335,7 @@ func (f *flow) collision() {
 		return
 	}
 	if f.isUDP() && f.shared().Options&bpf.KernelOptionOPTION_MOVED != 0 {
-		return // BPF told several times, before the session had another port
+		return // a repeated event: the session has another port already
 	}
 	if h == nil {
 		f.lost(poll.Nanotime())

@@ -78,8 +78,8 @@ func (f *flow) resetBoth() {
 }
 
 // endOf returns how a connection ended, from what BPF saw and in which order. A reset outweighs the
-// other side's earlier FIN, because bytes may be missing. It does not if its sender had sent a FIN
-// and acknowledged the other side's: then it answers a repeated segment.
+// other side's earlier FIN, because bytes may be missing, unless its sender had sent a FIN and
+// acknowledged the other side's: then the reset answers a repeated segment.
 func endOf(first, seen bpf.KernelSeen) conntrack.End {
 	const (
 		clientDone   = bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenENDPOINT_FIN_ACKED

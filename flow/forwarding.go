@@ -177,7 +177,7 @@ func openForwardingWatcher(namespace int, judges *judges, log zerolog.Logger) (*
 	return w, nil
 }
 
-// check asks the kernel, and logs and tells what is new.
+// check reads the sysctls, and logs and publishes changes.
 func (w *forwardingWatcher) check() (Unforwarded, error) {
 	u, err := w.ask.read()
 	if err != nil {

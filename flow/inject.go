@@ -79,8 +79,8 @@ func (i *injector) flush() {
 	for at := 0; at < i.outbox.Len(); {
 		f := i.flows[at]
 		if f != nil && f.collided() {
-			// Another flow has this tuple for its way back: f has another port now. A call
-			// that sent the packets before this one has not told the error.
+			// Another flow's replies have this tuple: f has another port now. The call that
+			// sent the packets before this one did not return this one's error.
 			tries++
 		}
 		n, errno := 0, sys.ENOBUFS
@@ -133,7 +133,7 @@ func (i *injector) putCopy(f *flow, ipv6 bool, data []byte) {
 	i.put(f, ipv6, i.arena[at:])
 }
 
-// collided gives the flow other ports if BPF found that another flow has its way back. It
+// collided changes the flow's port if BPF found that another flow's replies have its tuple. It
 // reports whether to send the packet again.
 func (f *flow) collided() bool {
 	k := f.shared()

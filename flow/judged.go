@@ -30,10 +30,10 @@ type judges struct {
 	find    func() ([]string, error) // Options.Judges; nil: there are none
 	log     zerolog.Logger
 	trouble once.Trouble
-	rules   atomic.Pointer[string] // what is in force; nil: none
+	rules   atomic.Pointer[string] // names of the rules; nil: none
 	refused atomic.Uint64
-	told    atomic.Uint64 // of refused, how many the log tells of
-	last    atomic.Int64  // when it told last
+	told    atomic.Uint64 // value of refused at the last log line
+	last    atomic.Int64  // time of the last log line
 }
 
 // check looks for rules, and reports whether they appeared or went. At the start, rules that

@@ -27,7 +27,7 @@ type lingering struct {
 	direct lingerers // clients' own connections
 }
 
-// lingerers are flows that linger equally long, in the order in which they ended.
+// lingerers is a queue of ended flows with one lingering time, the oldest first.
 type lingerers struct {
 	wait        time.Duration
 	first, last uint32 // indices; 0: none

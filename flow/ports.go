@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// portTries is how many ports a flow tries before it gives up, if other flows have their ways
-// back.
+// portTries is how many ports a flow tries if other flows' replies have its tuples.
 const portTries = 64
 
 // ports chooses ports: of the node for flows that hide the client's address, and between
@@ -79,7 +78,7 @@ func (f *flow) nodePort() uint16 {
 	return own
 }
 
-// movePorts gives the flow another port between the hooks, or another one of the node.
+// movePorts changes the flow's port between the hooks, or its port of the node.
 func (f *flow) movePorts() {
 	k := f.shared()
 	k.MiddlePort = bpf.Wire(f.worker.ports.next())

@@ -29,8 +29,8 @@ func (s *Server) groupOf(name service.PortName) bpf.KernelSet {
 	return s.setOf([]byte(name.String()))
 }
 
-// setOf returns the name of a set in the kernel's maps. Without the seed, nobody can make two sets
-// share a name.
+// setOf returns the name of a set in the kernel's maps. The seed is secret, so that tenants cannot
+// make the names of two sets collide.
 func (s *Server) setOf(content []byte) bpf.KernelSet {
 	sum := sha256.Sum256(binary.NativeEndian.AppendUint64(content, s.kernel.Control.Seed))
 	return bpf.KernelSet{Half: [2]uint32{binary.NativeEndian.Uint32(sum[:]) | 1, binary.NativeEndian.Uint32(sum[4:])}}

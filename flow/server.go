@@ -110,9 +110,9 @@ type Server struct {
 	kernel     *bpf.Kernel
 	pins       *bpf.Pins // nil if nothing outlives the process
 	interfaces *attach.Interfaces
-	shortcuts  *shortcuts // nil if packets take none
+	shortcuts  *shortcuts // nil: no packet takes one
 	node       atomic.Pointer[nodeClients]
-	tracking   sync.WaitGroup // tells connection tracking of flows
+	tracking   sync.WaitGroup // goroutines that enter flows in connection tracking
 	old        *time.Timer    // ends programs of other versions
 	again      *time.Timer
 	worker     *worker
@@ -230,7 +230,7 @@ func (s *Server) Start() (err error) {
 	return nil
 }
 
-// load loads the programs and maps, and tells the programs the limits.
+// load loads the programs and maps, and sets the limits.
 func (s *Server) load() (err error) {
 	o := &s.options
 	if s.kernel, err = o.open(o.MaxFlows, s.pins); err != nil {
@@ -371,7 +371,7 @@ func (s *Server) Close() {
 		s.again.Stop()
 	}
 	if s.interfaces != nil {
-		s.interfaces.Close(s.Started() || s.worker.left > 0) // else nobody's connection needs them
+		s.interfaces.Close(s.Started() || s.worker.left > 0) // keep them if connections need them
 	}
 	s.tracking.Wait()
 	s.closeShortcuts()

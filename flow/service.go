@@ -179,7 +179,7 @@ func (s *portService) remove(f *flow) {
 	}
 }
 
-// moveTo gives the flow to another service port. Its next attempt asks that one's balancer.
+// moveTo moves the flow to another service port, whose balancer decides the next attempt.
 func (f *flow) moveTo(s *portService) {
 	f.service.remove(f)
 	f.service = s

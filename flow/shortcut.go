@@ -20,10 +20,9 @@ import (
 // further check.
 const shortcutsLast = time.Second
 
-// shortcuts tells the programs which packets of open flows may go straight to the interface
-// that they leave by (bpf/shortcut.h): none while something in the node's IP stack looks at
-// forwarded packets, such as a firewall or connection tracking, and none at interfaces
-// where somebody else looks at them. It is an attach.Follower.
+// shortcuts sets which packets of open flows skip the node's IP stack (bpf/shortcut.h): none
+// while a hook there, such as a firewall or connection tracking, sees forwarded packets, and
+// none at interfaces with another program. It is an attach.Follower.
 type shortcuts struct {
 	kernel  *bpf.Kernel
 	bypass  *bypass.Watcher

@@ -26,8 +26,8 @@ const (
 	streamAge = 2 * time.Second
 )
 
-// HandleTimer does what is due. Each flow has one timer. It is not moved at each packet:
-// when it fires, the time of the last packet says whether the flow is idle.
+// HandleTimer runs the flow's timer: a retry, the end of an idle flow, or the end of lingering.
+// Packets do not reset it: when it fires, the time of the last packet shows whether the flow is idle.
 func (f *flow) HandleTimer(*poll.Timer) {
 	now := f.worker.loop.Now()
 	switch f.state() {

@@ -129,7 +129,7 @@ const (
 	skBuffMark = 2 * 4     // its offset there
 )
 
-// trialContext is what the kernel is told of a packet beside its bytes.
+// trialContext returns the __sk_buff of a test run with this mark.
 func trialContext(mark uint32) []byte {
 	b := make([]byte, skBuffSize)
 	binary.NativeEndian.PutUint32(b[skBuffMark:], mark)

@@ -29,7 +29,7 @@ const (
 	busyInterval = 5 * time.Millisecond
 	// quietInterval is the same while there are no flows.
 	quietInterval = 50 * time.Millisecond
-	// beatInterval is how often BPF is told that userspace is alive. It believes that
+	// beatInterval is how often userspace reports to BPF that it is alive. The report holds
 	// for two seconds (DEAD_AFTER).
 	beatInterval = 250 * time.Millisecond
 	// tableAge is how long the table decides without a process: longer than an update takes. After
@@ -85,14 +85,14 @@ type worker struct {
 	idle       []*flow             // objects of flows that are gone
 	gone       []*flow             // the same, of this round
 	records    []*conntrack.Record // unused ones
-	untold     uint64              // control's, when it was read
-	missing    []uint32            // indices that nobody has
-	began      int64               // when the worker did
+	untold     uint64              // Control.Untold at the last read
+	missing    []uint32            // indices without a flow
+	began      int64               // start of the worker
 	early      []early             // events of flows that are not adopted yet
 	left       int                 // flows of an earlier process that are not adopted yet
 	tried      uint64              // indices that a trial has taken
-	told       int64               // when refusals were told last
-	refused    uint64              // all of them until then, also of processes before
+	told       int64               // time of the last report of refusals
+	refused    uint64              // their number then, earlier processes' included
 }
 
 func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
@@ -159,7 +159,7 @@ func (w *worker) start() error {
 	w.loop.AtTick(w.endRound)
 	(*beater)(w).HandleTimer(nil)
 	w.began = w.loop.Now()
-	w.takeRefused() // what the process before has not told
+	w.takeRefused() // those that the process before did not report
 	w.HandleTimer(nil)
 	return nil
 }

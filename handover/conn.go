@@ -177,7 +177,7 @@ func (c *Conn) Give(sockets []Socket, clients []netip.Addr) error {
 	return c.Send(&Message{Step: StepOver})
 }
 
-// Take receives what the other process gives. After an error it has closed everything.
+// Take receives the other process's sockets and clients. After an error all of them are closed.
 func (c *Conn) Take() (*Sockets, []netip.Addr, error) {
 	all := &Sockets{}
 	var clients []netip.Addr
@@ -218,7 +218,7 @@ func (c *Conn) Tell(kind string, data any) error {
 	return c.Send(&Message{Step: StepState, State: &State{kind, p}})
 }
 
-// AwaitStates is Await, and returns what the other process tells before.
+// AwaitStates is Await, and returns the states that come before that step.
 func (c *Conn) AwaitStates(want Step, patience time.Duration) (states []State, err error) {
 	for {
 		m, err := c.Receive(patience)

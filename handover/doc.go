@@ -1,9 +1,9 @@
 // Package handover carries listening sockets from a running sluice to the one that takes its
-// place. It knows what a socket is called, and not what it is for.
+// place. It knows sockets by their names, not by their purpose.
 //
-// The running process makes an [Offer]: an abstract unix socket, so that who reaches it is in
-// the same network namespace. Each side takes only a process of its own user that shows that it
-// may steer, also in another PID namespace. The next process comes by [Dial].
+// The running process makes an [Offer]: an abstract unix socket, which only processes in the
+// same network namespace reach. Each side accepts only a process of its own user that proves its
+// right to steer, also in another PID namespace. The next process connects by [Dial].
 //
 //	next                    running
 //	proof            ->     checks it first
@@ -25,11 +25,11 @@
 //	                        then the connection ends with the running process
 //
 // Until leaving is sent, the running process keeps everything: if the connection ends, or
-// a step takes longer than [Patience], it goes on as before. Sockets may be read by both in
-// between; the giver decides which it stops reading.
+// a step takes longer than [Patience], it goes on as before. Meanwhile both may read from a
+// socket; the running process decides when it stops.
 //
-// A message is one packet of JSON (SOCK_SEQPACKET). Fields that a process does not know are
-// passed over. [Hello] tells which versions each side understands.
+// A message is one packet of JSON (SOCK_SEQPACKET). Unknown fields are
+// ignored. [Hello] has the versions that each side understands.
 package handover
 
 import "time"

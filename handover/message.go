@@ -53,7 +53,7 @@ type Running struct {
 	Flows bool   `json:"flows"` // it has kernel flows, or is about to
 }
 
-// Hello says who asks, and what it can be given.
+// Hello describes the next process, and what it can take over.
 type Hello struct {
 	Version int    `json:"version"`           // of its messages
 	Least   int    `json:"least"`             // the oldest version that it understands

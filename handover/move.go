@@ -20,14 +20,14 @@ type Moved struct {
 // not say that they have arrived.
 const movePatience = 5 * time.Second
 
-// MostMoved is how many descriptors the connections may have together that are given to Move
-// at once: more wait too long for each other.
+// MostMoved limits the descriptors of the connections of one call of Move: in a larger batch the
+// first would wait too long for the last.
 const MostMoved = batch
 
-// Move gives open connections, which must be at rest, and tells of each whether the next
-// process has it now. If so, the caller closes its descriptors; if not, the connection stays.
-// After an error no more can be given. The caller's connections without an answer stay, too:
-// the next process lets them go.
+// Move sends open connections, which must be at rest, to the next process, and reports for each
+// whether it was taken. The caller closes the descriptors of those that were, and keeps the
+// others. After an error no more can be moved; connections without an answer stay, too: the next
+// process closes its copies.
 func (c *Conn) Move(list []Moved) (taken []bool, err error) {
 	taken = make([]bool, len(list))
 	for first := 0; first < len(list); {
@@ -86,11 +86,11 @@ type Taken interface {
 	Discard()
 }
 
-// TakeMoved receives one batch of open connections, and returns how many are this process's
-// now. accept returns nil for a connection that is to stay with the other process. The error
-// is io.EOF once the other process has ended: what it had given by then is served. It is a
-// *StayedError if a batch stays with the other process; then TakeMoved may be called again.
-// learn gets what it tells. Messages of other kinds are passed over.
+// TakeMoved receives one batch of open connections, and returns how many were taken. accept
+// returns nil for a connection that stays with the other process. The error is io.EOF once the
+// other process has ended; connections taken by then are served. It is a *StayedError if the
+// batch stays with the other process; then TakeMoved may be called again. learn gets the states
+// that come meanwhile. Other messages are ignored.
 func (c *Conn) TakeMoved(accept func(*Moved) Taken, learn func([]State)) (n int, err error) {
 	m, fds, err := c.receive(0)
 	if err == nil && m.Step == StepState {

@@ -7,14 +7,14 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Each process shows the other one that it may steer: it sends a descriptor of its own end of the
-// connection, whose receive buffer it has made greater than a process without CAP_NET_ADMIN in
-// the initial user namespace can. That works where the two cannot see each other, such as in
-// two pods with the host's network.
+// Each process proves to the other one that it has CAP_NET_ADMIN in the initial user namespace:
+// it sends a descriptor of its own end of the connection, with a receive buffer that is larger than
+// a process without that capability can make it. That works where the two cannot see each other in
+// /proc, such as in two pods with the host's network.
 //
-// The names of both ends show that the descriptor is of the connection that it came by: the one
-// who asks has given its end a name that nobody else has. A stranger who gets such a descriptor
-// cannot use it for another connection: the name stays taken while the descriptor is open.
+// The names of both ends prove that the descriptor belongs to this connection: the next process
+// binds its end to a unique name. A stranger who gets such a descriptor cannot use it for another
+// connection: the name stays in use while the descriptor is open.
 
 // prove sends this process's proof. Without the right for it, the end is sent as it is.
 func (c *Conn) prove(running *Running) error {

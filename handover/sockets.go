@@ -7,11 +7,11 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Sockets are those that an earlier process has handed over and nobody has taken yet. A nil
-// *Sockets is empty. It belongs to one goroutine.
+// Sockets holds the sockets of an earlier process until Take returns them. A nil *Sockets is
+// empty. It belongs to one goroutine.
 type Sockets struct {
 	byName map[string][]Socket
-	States []State // what the earlier process told with them
+	States []State // sent with them
 }
 
 func (s *Sockets) add(socket Socket) {
@@ -21,8 +21,8 @@ func (s *Sockets) add(socket Socket) {
 	s.byName[socket.Name] = append(s.byName[socket.Name], socket)
 }
 
-// Take returns the sockets of a name in the order in which they were given, and forgets
-// them. They are the caller's.
+// Take removes and returns the sockets of a name, in the order in which they were sent. The
+// caller owns them.
 func (s *Sockets) Take(name string) []Socket {
 	if s == nil {
 		return nil
@@ -52,7 +52,7 @@ func (s *Sockets) Names() []string {
 	return slices.Sorted(maps.Keys(s.byName))
 }
 
-// Close closes the sockets that nobody has taken, and returns their names.
+// Close closes the remaining sockets, and returns their names.
 func (s *Sockets) Close() (names []string) {
 	if s == nil {
 		return nil

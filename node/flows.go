@@ -98,8 +98,8 @@ func (p *Proxy) relayAll(why error) error {
 	return nil
 }
 
-// withoutFlows is the error of a process that gives up a take-over because it would cut what the
-// running one forwards.
+// withoutFlows is the error of a process that ends its take-over because it cannot adopt the
+// running one's kernel flows, and would cut them.
 const withoutFlows = "the running sluice has kernel flows and serves on: this one cannot have them: %w; --datapath relay begins once that one has ended, and cuts its connections"
 
 // openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.

@@ -244,8 +244,8 @@ func (p *Proxy) give(c *handover.Conn) error {
 	return nil
 }
 
-// nameNext tells the service manager, before this process can end, that the next one is the service's
-// main process: it would end all processes of the service with this one.
+// nameNext reports to the service manager, before this process can end, that the next one is the
+// service's main process. Otherwise the manager would end it together with this one.
 func (p *Proxy) nameNext(c *handover.Conn) {
 	if pid := c.PID(); pid != 0 { // else it is of a container of its own
 		p.managed = p.config.Notify(fmt.Sprintf("MAINPID=%d", pid))
@@ -263,7 +263,7 @@ func (p *Proxy) takeBack() {
 // movePause is the time between two looks for connections that can move.
 const movePause = 100 * time.Millisecond
 
-// linger gives the open connections to the next process after a take-over, and serves those that
+// linger moves the open connections to the next process after a take-over, and serves those that
 // stay until they end or for Config.TakeOverTimeout. A signal to end counts only once the next
 // process has ended, too: a cluster ends this one as soon as that one is ready.
 func (p *Proxy) linger(ctx context.Context) error {
@@ -314,7 +314,7 @@ func gone(c *handover.Conn) bool {
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// move gives the connections that can move to the next process.
+// move moves the connections that can move to the next process.
 func (p *Proxy) move() {
 	if !p.moves {
 		return
@@ -332,13 +332,13 @@ func (p *Proxy) move() {
 	}
 }
 
-// sessionsPatience bounds the time in which nobody receives clients' datagrams; they wait in the
-// queues of their sockets, which hold some 1,000 each.
+// sessionsPatience bounds the time in which neither process receives clients' datagrams, which
+// wait in their sockets' queues of some 1,000 each.
 const sessionsPatience = 5 * time.Second
 
 var errSessionsLate = errors.New("moving them takes too long")
 
-// moveSessions gives the UDP sessions to the next process, which waits for them.
+// moveSessions moves the UDP sessions to the next process, which waits for them.
 func (p *Proxy) moveSessions(c *handover.Conn) {
 	if p.moves {
 		began := time.Now()

@@ -21,7 +21,7 @@ const (
 	pastState     = "past"     // conntrack.MovedPast
 	historyState  = "history"  // live.MovedHistory
 	portsState    = "ports"    // a list of conntrack.MovedTotals, which the next process adds
-	totalsState   = "totals"   // admin.Carried's, in the place of those told before
+	totalsState   = "totals"   // admin.Carried's, which replace earlier ones
 )
 
 // movedPins are clients of a service port that session affinity remembers.

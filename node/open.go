@@ -176,7 +176,7 @@ func (p *Proxy) openRest() error {
 // logSquatters logs which processes hold the name of the lock without the right to steer.
 func (p *Proxy) logSquatters() {
 	if p.lock == nil {
-		return // the running process has told
+		return // the running process has logged them
 	}
 	const most = 3
 	for _, h := range p.lock.Squatters[:min(len(p.lock.Squatters), most)] {

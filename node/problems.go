@@ -59,7 +59,7 @@ func namespaceOf(object string) string {
 	return object
 }
 
-// sendProblem tells whoever looks after a Service what is wrong with it.
+// sendProblem sends an event about what is wrong with a Service.
 func (p *Proxy) sendProblem(problem service.Problem) {
 	name, ok := strings.CutPrefix(problem.Object, service.KindService.String()+" ")
 	if !ok {

@@ -172,8 +172,8 @@ func (p *Proxy) isAlone() bool {
 	return true
 }
 
-// tookOver tells the running process that this one serves, and waits until it has closed what
-// only one process can have.
+// tookOver reports to the running process that this one serves, and waits until it has closed
+// what only one process can have.
 func (p *Proxy) tookOver() error {
 	b := p.before
 	p.learn(b.sockets.States)
@@ -217,12 +217,12 @@ func (p *Proxy) tookOver() error {
 		p.log.Error().Err(err).Msg("not everything is served after the take-over")
 	}
 	p.serveRest()
-	p.health.Update(p.table) // asks for inherited sockets: what nobody has asked for is closed
+	p.health.Update(p.table) // takes inherited sockets; the rest is closed
 	p.ports.serve()
 	return nil
 }
 
-// outlive takes the connections of the process before, waits for its end, and gives up what its
+// outlive takes the connections of the process before, waits for its end, and releases what its
 // other connections needed.
 func (p *Proxy) outlive() {
 	b := p.before

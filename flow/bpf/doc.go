@@ -4,8 +4,8 @@
 // layout.h defines what the maps hold; bpf2go derives kernel_bpfel.go from it. packet.h and
 // chunks.h parse, index.h finds flows, translate.h, sctp.h and icmp.h rewrite, shortcut.h sends
 // packets past the IP stack, track.h and association.h follow a flow's state, table.h decides
-// about new ones, upcall.h tells userspace, inject.h takes its packets back, flow.bpf.c joins
-// them. "make bpf" builds them with Debian's clang; a test proves that the committed objects are
+// about new ones, upcall.h sends events to userspace, inject.h receives its packets, flow.bpf.c
+// joins them. "make bpf" builds them with Debian's clang; a test proves that the committed objects are
 // what the sources give. Package flow describes what happens to a packet.
 package bpf
 

@@ -17,10 +17,10 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// TakeOthers offers the connections and sessions that programs of other versions forward, and returns how
-// many flows these keep. Their packets pass this version's programs first; those that are taken, whose
-// place take returns, are void for the others then. The kernel describes what other versions' maps
-// hold; what this one does not understand is left.
+// TakeOthers offers take each flow of programs of other versions, and returns how many flows these
+// programs keep. If take returns a place, the flow moves there and is void for the other programs. This
+// version's programs see packets first. BTF describes the layout of other versions' maps; flows with
+// unknown fields stay.
 func (p *Pins) TakeOthers(take func(*KernelFlow) *KernelFlow) (left int, err error) {
 	own := pinPrefix + p.version + "_"
 	for _, name := range pinNames(p.dir) {
