@@ -3,6 +3,8 @@ package admin
 import (
 	"sync/atomic"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestMetricsOf: each kind of field that a Stats has is read at each scrape.
@@ -29,9 +31,7 @@ func TestMetricsOf(t *testing.T) {
 		value      float64
 	}{{"open", "Open.", -1}, {"lost_total", "Lost.", 2}, {"polls", "Polls.", 1}, {"passed", "Passed.", 4},
 		{"paused_total", "Paused.", 5}, {"level", "Level.", -6}, {"pins", "Pins.", 7}}
-	if len(list) != len(want) {
-		t.Fatalf("%d metrics, want %d", len(list), len(want))
-	}
+	must.Equalf(t, len(list), len(want), "metrics")
 	for i, w := range want {
 		if m := list[i]; m.Name != w.name || m.Help != w.help || m.Value() != w.value {
 			t.Errorf("%s (%s) is %v, want %+v", m.Name, m.Help, m.Value(), w)

@@ -28,8 +28,7 @@ var (
 // ended.
 func sources(t *testing.T) Sources {
 	t.Helper()
-	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})
-	must.OK(t, err)
+	accessLog := must.Get(conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)}))(t)
 	table := conntrack.NewTable(conntrack.Options{Sink: accessLog})
 	s := table.Shard(0)
 	counters := table.Counters(web)
@@ -141,8 +140,7 @@ sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",p
 // A service port has the same series whatever happens to it, from its first
 // connection on, and their number does not depend on clients or endpoints.
 func TestSeriesOfAServicePort(t *testing.T) {
-	families, err := NewRegistry(sources(t)).Gather()
-	must.OK(t, err)
+	families := must.Get(NewRegistry(sources(t)).Gather())(t)
 	series := map[string]int{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -179,8 +177,7 @@ sluice_relayed_bytes_total{from="endpoint",namespace="",port="",protocol="",serv
 
 func TestValues(t *testing.T) {
 	s := sources(t)
-	families, err := NewRegistry(s).Gather()
-	must.OK(t, err)
+	families := must.Get(NewRegistry(s).Gather())(t)
 	got := map[string]float64{}
 	for _, f := range families {
 		m := f.GetMetric()[0]
@@ -199,8 +196,7 @@ func TestValues(t *testing.T) {
 
 // Without a log and without values, what is left still works.
 func TestFewSources(t *testing.T) {
-	families, err := NewRegistry(Sources{Table: conntrack.NewTable(conntrack.Options{})}).Gather()
-	must.OK(t, err)
+	families := must.Get(NewRegistry(Sources{Table: conntrack.NewTable(conntrack.Options{})}).Gather())(t)
 	var own []string
 	for _, f := range families {
 		if strings.HasPrefix(f.GetName(), "sluice_") {
@@ -287,8 +283,7 @@ func TestExemplars(t *testing.T) {
 	if strings.Count(w.Body.String(), "# {") != 2 {
 		t.Errorf("connections that were not slow have exemplars:\n%s", w.Body)
 	}
-	families, err := registry.Gather()
-	must.OK(t, err)
+	families := must.Get(registry.Gather())(t)
 	native := 0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -297,7 +292,5 @@ func TestExemplars(t *testing.T) {
 			}
 		}
 	}
-	if native != 7 {
-		t.Errorf("%d of 3 histograms of web's and 4 of kube-proxy's are native", native)
-	}
+	check.Equalf(t, native, 7, "how many of 3 histograms of web's and 4 of kube-proxy's are native")
 }

@@ -19,13 +19,10 @@ import (
 
 func get(t *testing.T, method, url string) (int, string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	must.OK(t, err)
-	response, err := http.DefaultClient.Do(request)
-	must.OK(t, err)
+	request := must.Get(http.NewRequestWithContext(t.Context(), method, url, nil))(t)
+	response := must.Get(http.DefaultClient.Do(request))(t)
 	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	must.OK(t, err)
+	body := must.Get(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(body)
 }
 
@@ -47,8 +44,7 @@ func serve(t *testing.T, l net.Listener, pages Pages) (end func()) {
 }
 
 func TestServer(t *testing.T) {
-	l, err := Listen("127.0.0.1:0", net.Listen)
-	must.OK(t, err)
+	l := must.Get(Listen("127.0.0.1:0", net.Listen))(t)
 	address := l.Addr().String()
 	url := "http://" + address
 	end := serve(t, l, Pages{Metrics: NewRegistry(sources(t)), Mode: func() string { return "iptables" }, Config: func() any { return map[string]string{"mode": ""} }, Profiling: true})

@@ -408,9 +408,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 					}
 				}
 			}
-			if got, want := b.Pins(), (PinStats{len(m.pins), m.evicted, m.expired}); got != want {
-				t.Fatalf("seed %d, step %d: %+v, want %+v", seed, step, got, want)
-			}
+			must.Equalf(t, b.Pins(), (PinStats{len(m.pins), m.evicted, m.expired}), "seed %d, step %d", seed, step)
 		}
 		if c := b.config.Load(); c.pins != nil {
 			sameOrder(t, c.pins, m.pins)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // counted returns a balancer of an algorithm whose connections somebody counts.
@@ -429,9 +430,7 @@ func TestLoadsKeepWhatIsBusy(t *testing.T) {
 	}
 	loads.forget(&service.Port{})
 	for i := range busy {
-		if got := loads.Of(busy[i].Addr).Open(); got != 1 {
-			t.Fatalf("endpoint %d has %d connections, want 1", i, got)
-		}
+		must.Equalf(t, loads.Of(busy[i].Addr).Open(), 1, "endpoint %d has connections", i)
 	}
 	if got := loads.Of(endpoints6(1)[0].Addr).Open(); got != 0 {
 		t.Errorf("a new endpoint has %d connections", got)

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 const ms = int64(time.Millisecond)
@@ -93,9 +94,7 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 		at, _ := first(t, b, list, someone, 0)
 		for k := range 3 * n {
 			got, _ := first(t, b, list, someone, 0)
-			if want := (at + k + 1) % n; got != want {
-				t.Fatalf("n=%d: connection %d went to %d, want %d", n, k+1, got, want)
-			}
+			must.Equalf(t, got, (at+k+1)%n, "n=%d: connection %d went to", n, k+1)
 		}
 	}
 }

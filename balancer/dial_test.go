@@ -338,8 +338,7 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 
 // TestDialTimeoutsOfAService: the annotation's come in the place of the defaults.
 func TestDialTimeoutsOfAService(t *testing.T) {
-	opts, err := Options{Plan: DefaultPlan()}.For(&service.Port{Annotations: map[string]string{"dial-timeouts": "2s, 3s"}})
-	must.OK(t, err)
+	opts := must.Get(Options{Plan: DefaultPlan()}.For(&service.Port{Annotations: map[string]string{"dial-timeouts": "2s, 3s"}}))(t)
 	b, list := New(opts), endpoints(3)
 	var d Dial
 	now := time.Duration(0)

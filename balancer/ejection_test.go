@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -123,9 +124,7 @@ func TestWhatCountsAsAFailure(t *testing.T) {
 	} {
 		s := newSick(t, 4, tt.e)
 		s.run(time.Second, tt.how)
-		if got := s.b.Ejected(); got != tt.want {
-			t.Errorf("%+v, outcome %d: %d are ejected, want %d", tt.e, tt.how, got, tt.want)
-		}
+		check.Equalf(t, s.b.Ejected(), tt.want, "%+v, outcome %d: how many are ejected", tt.e, tt.how)
 	}
 	s := newSick(t, 4, Ejection{After: 5})
 	l := s.loads.Of(s.list[0].Addr)
@@ -183,18 +182,14 @@ func TestEjectedEndpointsThatLeave(t *testing.T) {
 	}
 	reset(0)
 	reset(1)
-	if got := s.b.Ejected(); got != 2 {
-		t.Fatalf("%d of 4 endpoints are ejected", got)
-	}
+	must.Equalf(t, s.b.Ejected(), 2, "how many of 4 endpoints are ejected")
 	s.list = append(s.list, endpoints(8)[4:]...)
 	list(2, 6)
 	reset(0) // a connection from before
 	check.Equalf(t, s.b.Ejected(), 0, "endpoints are ejected after both have gone")
 	reset(2)
 	reset(3)
-	if got := s.b.Ejected(); got != 2 {
-		t.Errorf("%d of the next 4 endpoints are ejected, want 2", got)
-	}
+	check.Equalf(t, s.b.Ejected(), 2, "how many of the next 4 endpoints are ejected")
 	s.b.Configure(Options{Loads: s.loads, Port: &service.Port{}})
 	check.Equalf(t, s.b.Ejected(), 0, "endpoints are ejected without the annotation")
 }
@@ -221,9 +216,7 @@ func TestSuspectIsNotTried(t *testing.T) {
 			tried++
 		}
 	}
-	if tried != 1 {
-		t.Errorf("%d of 20 connections try the endpoint, want 1", tried)
-	}
+	check.Equalf(t, tried, 1, "how many of 20 connections try the endpoint")
 }
 
 // TestPinnedClientsLeaveAnEjectedEndpoint: session affinity does not keep them there.

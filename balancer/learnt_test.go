@@ -6,14 +6,14 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // learns returns a Balancer that takes over what another one has learnt, as it travels.
 func learns(t *testing.T, from *Balancer, opts Options, now int64) *Balancer {
 	t.Helper()
-	p, err := json.Marshal(from.Learnt(now))
-	must.OK(t, err)
+	p := must.Get(json.Marshal(from.Learnt(now)))(t)
 	var l Learnt
 	must.OK(t, json.Unmarshal(p, &l))
 	b := New(opts)
@@ -121,12 +121,8 @@ func TestEjectionsMove(t *testing.T) {
 	if got := s.run(time.Second, Unserved); got < 0.24 {
 		t.Errorf("it gets %.3f of the connections after it is mended", got)
 	}
-	if got := learns(t, old, opts(s.list[:1]), int64(s.now)).Ejected(); got != 0 {
-		t.Errorf("%d of one endpoint are ejected", got)
-	}
-	if got := learns(t, old, opts(s.list[1:]), int64(s.now)).Ejected(); got != 0 {
-		t.Errorf("%d are ejected that are no endpoints", got)
-	}
+	check.Equalf(t, learns(t, old, opts(s.list[:1]), int64(s.now)).Ejected(), 0, "how many of one endpoint are ejected")
+	check.Equalf(t, learns(t, old, opts(s.list[1:]), int64(s.now)).Ejected(), 0, "how many are ejected that are no endpoints")
 }
 
 // TestSlowStartMoves: an endpoint that starts goes on to in another process, which has met all
@@ -141,19 +137,13 @@ func TestSlowStartMoves(t *testing.T) {
 	now := begin + window/2
 	opts.Now = now
 	to := learns(t, from, opts, now)
-	if to.StartsUntil() != begin+window {
-		t.Errorf("it starts until %d, want %d", to.StartsUntil(), begin+window)
-	}
+	check.Equalf(t, to.StartsUntil(), begin+window, "it starts until")
 	for at := now; at <= begin+window; at += window / 8 {
 		for i := range list {
-			if got, want := to.Standing(list[i].Addr, at).Share, from.Standing(list[i].Addr, at).Share; got != want {
-				t.Errorf("endpoint %d has a share of %.2f, want %.2f", i, got, want)
-			}
+			check.Equalf(t, to.Standing(list[i].Addr, at).Share, from.Standing(list[i].Addr, at).Share, "endpoint %d has a share of", i)
 		}
 	}
 	opts.Now = now + 1
 	to.Configure(opts)
-	if to.StartsUntil() != begin+window {
-		t.Error("the next configuration forgets it")
-	}
+	check.Equalf(t, to.StartsUntil(), begin+window, "the next configuration forgets it")
 }

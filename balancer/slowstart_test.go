@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // slowPort returns a service port with slow start and the endpoints of a list.
@@ -145,9 +146,7 @@ func TestSlowStartOfPods(t *testing.T) {
 	shares("it is not ready for a moment", 34*second, unready(ready("a", "b", "c"), 2), full, full, 750)
 	shares("it is ready again", 35*second, ready("a", "b", "c"), full, full, 785)
 	shares("its time is over", 42*second, ready("a", "b", "c"), full, full, full)
-	if b.StartsUntil() != 0 {
-		t.Error("something still starts")
-	}
+	check.Equalf(t, b.StartsUntil(), 0, "something still starts")
 	shares("another pod has its address", 50*second, ready("a", "b", "d"), full, full, least)
 	if b.StartsUntil() != 80*second {
 		t.Errorf("all have their share at %d s", b.StartsUntil()/second)

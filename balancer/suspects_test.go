@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/race"
 )
 
@@ -267,9 +268,7 @@ func TestSuspectsAreBounded(t *testing.T) {
 	for range race.Fewer(100000) {
 		b.suspect(all[r.IntN(len(all)/2)*2].Addr, 16, 0)
 	}
-	if got := len(*b.suspects.Load()); got != mostBuckets {
-		t.Errorf("%d buckets, want %d", got, mostBuckets)
-	}
+	check.Equalf(t, len(*b.suspects.Load()), mostBuckets, "buckets")
 	wrong := 0
 	for i := 1; i < len(all); i += 2 {
 		if b.suspected(endpointKey(all[i].Addr), 1) {
@@ -281,9 +280,7 @@ func TestSuspectsAreBounded(t *testing.T) {
 	}
 	small := New(Options{})
 	small.suspect(all[0].Addr, 1, 0)
-	if got := len(*small.suspects.Load()); got != leastBuckets {
-		t.Errorf("%d buckets for one endpoint, want %d", got, leastBuckets)
-	}
+	check.Equalf(t, len(*small.suspects.Load()), leastBuckets, "buckets for one endpoint")
 }
 
 // A5.3, A5.7: a client stays with the endpoint that it is pinned to until it

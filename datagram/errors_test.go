@@ -166,8 +166,7 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
 	closed, open := lab.Backends[0], lab.Backends[1]
-	server, err := open.ListenPacket("udp4", ":5300")
-	must.OK(t, err)
+	server := must.Get(open.ListenPacket("udp4", ":5300"))(t)
 	defer server.Close()
 	must.OK(t, server.(*net.UDPConn).SetReadBuffer(4<<20))
 	n.apply(svc("dns", vip4, nil, at(closed.IPv4, 5300), at(open.IPv4, 5300)))
@@ -269,8 +268,7 @@ func (n *node) refused() bool {
 // askWho sends a request and returns the name of the server that answered.
 func askWho(t *testing.T, c net.Conn) string {
 	t.Helper()
-	got, err := ask(c, "who", patience)
-	must.OK(t, err)
+	got := must.Get(ask(c, "who", patience))(t)
 	name, _, _ := strings.Cut(got, "\n")
 	return name
 }
@@ -278,8 +276,7 @@ func askWho(t *testing.T, c net.Conn) string {
 // sink is a server that never answers and reports its name for each datagram.
 func sink(t *testing.T, h *netns.Host, port uint16, heard chan<- string) {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
-	must.OK(t, err)
+	pc := must.Get(h.ListenPacket("udp", fmt.Sprintf(":%d", port)))(t)
 	t.Cleanup(func() { _ = pc.Close() })
 	go func() {
 		buf := make([]byte, 100)

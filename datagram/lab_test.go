@@ -59,8 +59,7 @@ type node struct {
 // newNode starts a node. change may modify the options.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
-	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	must.OK(t, err)
+	steer := must.Get(tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}}))(t)
 	return newNodeBy(t, lab, steer, change)
 }
 
@@ -71,8 +70,7 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: &n.records})
 	var running sync.WaitGroup
 	for i := range loops {
-		loop, err := poll.New()
-		must.OK(t, err)
+		loop := must.Get(poll.New())(t)
 		n.loops = append(n.loops, loop)
 		shard := n.table.Shard(i)
 		shard.OnPending(func() { loop.Post(shard.Flush) })
@@ -134,12 +132,8 @@ func (n *node) stop() {
 	if err := errors.Join(n.server.Stop(ctx), n.table.Close(ctx)); err != nil {
 		n.t.Error(err)
 	}
-	if got := n.server.Stats().Sessions.Load(); got != 0 {
-		n.t.Errorf("%d sessions open after the stop", got)
-	}
-	if got := n.table.Stats().Misuse; got != 0 {
-		n.t.Errorf("%d records were opened or closed twice", got)
-	}
+	check.Equalf(n.t, n.server.Stats().Sessions.Load(), 0, "sessions open after the stop")
+	check.Equalf(n.t, n.table.Stats().Misuse, 0, "records opened or closed twice")
 }
 
 // apply applies a change in the same steps as listener.Manager.

@@ -44,8 +44,7 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 		must.OK(t, lab.Node.Do(func() error {
 			return n.server.Bind(policy.Opening{Destination: service.Destination{Addr: bound.Addr(), Port: bound.Port(), Protocol: service.UDP}, Action: policy.Accept})
 		}))
-		endpoint, err := lab.Backends[0].ListenPacket(network, ":5300")
-		must.OK(t, err)
+		endpoint := must.Get(lab.Backends[0].ListenPacket(network, ":5300"))(t)
 		t.Cleanup(func() { _ = endpoint.Close() })
 		_ = endpoint.SetDeadline(time.Now().Add(patience))
 		vip := netip.MustParseAddr(map[string]string{"udp4": vip4, "udp6": vip6}[network])

@@ -23,11 +23,9 @@ func TestSessionsFollowTheNodesAddress(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	b := lab.Backends[0]
 	b.EchoUDP(t, 5300)
-	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}, NoReplies: true})
-	must.OK(t, err)
+	steer := must.Get(tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}, NoReplies: true}))(t)
 	n := newNodeBy(t, lab, steer, nil)
-	link, err := lab.Node.Netlink().LinkByName(b.Name())
-	must.OK(t, err)
+	link := must.Get(lab.Node.Netlink().LinkByName(b.Name()))(t)
 	was, is := netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("10.2.1.9")
 	n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, was})
 	n.apply(svc("four", vip4, nil, at(b.IPv4, 5300)))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -101,13 +100,11 @@ func TestSessionsMove(t *testing.T) {
 	other := "10.96.0.54"
 	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
-	silent, err := lab.Backends[0].ListenPacket("udp4", ":5301")
-	must.OK(t, err)
+	silent := must.Get(lab.Backends[0].ListenPacket("udp4", ":5301"))(t)
 	defer silent.Close()
 	_ = silent.SetReadDeadline(time.Now().Add(patience))
 	answered, unanswered := client(t, lab.Client, vip4+":53"), client(t, lab.Client, other+":53")
-	who, err := ask(answered, "q", patience)
-	must.OK(t, err)
+	who := must.Get(ask(answered, "q", patience))(t)
 	must.OK(t, must.Err(unanswered.Write([]byte("one"))))
 	if _, _, err := silent.ReadFrom(make([]byte, 10)); err != nil {
 		t.Fatal(err)
@@ -124,9 +121,7 @@ func TestSessionsMove(t *testing.T) {
 	if again, err := ask(answered, "q", patience); again != who || err != nil {
 		t.Errorf("%q, %v, want %q: the same endpoint sees the same address", again, err, who)
 	}
-	if peers := witness.Peers(); len(peers) != 2 {
-		t.Errorf("the endpoint has got %d datagrams, want 2", len(peers))
-	}
+	check.Equalf(t, len(witness.Peers()), 2, "the endpoint has got datagrams")
 
 	before = n.next()
 	n.apply(svc("echo", vip4, nil, at(lab.Backends[1].IPv4, 5309))) // the answered one's is gone
@@ -147,8 +142,7 @@ func TestSessionsMove(t *testing.T) {
 func TestCopiesMove(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
-	silent, err := lab.Backends[0].ListenPacket("udp4", ":5300")
-	must.OK(t, err)
+	silent := must.Get(lab.Backends[0].ListenPacket("udp4", ":5300"))(t)
 	defer silent.Close()
 	_ = silent.SetReadDeadline(time.Now().Add(patience))
 	apply := func() { n.apply(svc("silent", vip4, nil, at(lab.Backends[0].IPv4, 5300))) }
@@ -173,8 +167,7 @@ func TestCopiesMove(t *testing.T) {
 			list, messages = w.detach()
 		})
 		for i, m := range messages {
-			fd, err := unix.Dup(m.FDs[0])
-			must.OK(t, err)
+			fd := must.Get(unix.Dup(m.FDs[0]))(t)
 			m.FDs = []int{fd}
 			a, is := n.server.Take(&m).(*arrived)
 			if !is {
@@ -190,9 +183,7 @@ func TestCopiesMove(t *testing.T) {
 					}
 				}
 			})
-			if !slices.Equal(got, want) {
-				t.Errorf("copies %q have arrived, want %q", got, want)
-			}
+			check.EqualSlicesf(t, got, want, "copies that have arrived")
 			w.run(func() { list[i].settle(true) })
 		}
 	}

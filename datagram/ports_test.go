@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/host/hostnet"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -80,7 +81,5 @@ func TestReservedPortsAreNotTaken(t *testing.T) {
 			t.Errorf("a session has port 0x%s: %s", port, line)
 		}
 	}
-	if found != 4*sessions {
-		t.Errorf("%d sessions found, want %d", found, 4*sessions)
-	}
+	check.Equalf(t, found, 4*sessions, "sessions found")
 }

@@ -79,8 +79,7 @@ func TestSizes(t *testing.T) {
 func TestLargestDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
-	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	must.OK(t, err)
+	server := must.Get(lab.Backends[0].ListenPacket("udp", ":5300"))(t)
 	defer server.Close()
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
@@ -102,8 +101,7 @@ func TestLargestDatagram(t *testing.T) {
 func TestOrder(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
-	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	must.OK(t, err)
+	server := must.Get(lab.Backends[0].ListenPacket("udp", ":5300"))(t)
 	defer server.Close()
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
@@ -125,8 +123,7 @@ func TestOrder(t *testing.T) {
 			must.OK(t, must.Err(server.WriteTo(buf[:size], from)))
 		}
 		for j := range burst {
-			size, err := c.Read(buf)
-			must.OK(t, err)
+			size := must.Get(c.Read(buf))(t)
 			want := fmt.Sprintf("%0*d", []int{1000, 1000, 1000, 17, 1400}[j%5], i*burst+j)
 			if string(buf[:size]) != want {
 				t.Fatalf("back: got %d bytes ...%s, want %d", size, buf[max(0, size-8):size], len(want))
@@ -143,11 +140,9 @@ func TestOrder(t *testing.T) {
 func TestAnswersInTrains(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
-	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
-	must.OK(t, err)
+	server := must.Get(lab.Backends[0].ListenPacket("udp", ":5300"))(t)
 	defer server.Close()
-	raw, err := server.(*net.UDPConn).SyscallConn()
-	must.OK(t, err)
+	raw := must.Get(server.(*net.UDPConn).SyscallConn())(t)
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	out := sys.NewOutbox(32)
@@ -182,8 +177,7 @@ func TestAnswersInTrains(t *testing.T) {
 func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, nil)
-	server, err := lab.Backends[2].ListenPacket("udp", ":5300")
-	must.OK(t, err)
+	server := must.Get(lab.Backends[2].ListenPacket("udp", ":5300"))(t)
 	defer server.Close()
 	n.apply(svc("dns", vip4, nil, at(lab.Backends[0].IPv4, 5300), at(lab.Backends[1].IPv4, 5300), at(lab.Backends[2].IPv4, 5300)))
 	buf := make([]byte, 2048)
@@ -371,8 +365,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		quiet = append(quiet, c)
 		must.OK(t, must.Err(ask(c, "q", patience)))
 	}
-	pc, err := lab.Client.ListenPacket("udp", ":0")
-	must.OK(t, err)
+	pc := must.Get(lab.Client.ListenPacket("udp", ":0"))(t)
 	defer pc.Close()
 	for range 1000 {
 		c, err := lab.Client.Dial("udp", vip4+":53")
@@ -447,8 +440,7 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	var hosts []net.PacketConn
 	for _, address := range []string{"0.0.0.0:53", "[::]:53"} {
 		network := map[bool]string{true: "udp6", false: "udp4"}[address[0] == '[']
-		pc, err := lab.Node.ListenPacket(network, address)
-		must.OK(t, err)
+		pc := must.Get(lab.Node.ListenPacket(network, address))(t)
 		defer pc.Close()
 		hosts = append(hosts, pc)
 	}
@@ -470,8 +462,7 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 		t.Error("no conflict was found: the test does not test it")
 	}
 	for _, pc := range hosts {
-		raw, err := pc.(*net.UDPConn).SyscallConn()
-		must.OK(t, err)
+		raw := must.Get(pc.(*net.UDPConn).SyscallConn())(t)
 		must.OK(t, raw.Control(func(fd uintptr) {
 			if size, from, err := syscall.Recvfrom(int(fd), make([]byte, 10), syscall.MSG_DONTWAIT); err != syscall.EAGAIN {
 				t.Errorf("the host's server got %d bytes from %v, %v", size, from, err)
@@ -506,8 +497,7 @@ func TestBoundDestination(t *testing.T) {
 	}
 	// A port of another program stays with that program.
 	taken := service.Destination{Addr: lab.Node.IPv4, Port: 30054, Protocol: service.UDP}
-	pc, err := lab.Node.ListenPacket("udp4", ":30054")
-	must.OK(t, err)
+	pc := must.Get(lab.Node.ListenPacket("udp4", ":30054"))(t)
 	defer pc.Close()
 	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: taken, Action: policy.Accept}) }); !InUse(err) {
 		t.Errorf("bind to a port in use: %v", err)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/sklookup"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -45,8 +46,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			lab := netns.NewLab(t, 2)
-			steer, err := way.make(route.Options{NetNS: lab.Node.FD()})
-			must.OK(t, err)
+			steer := must.Get(way.make(route.Options{NetNS: lab.Node.FD()}))(t)
 			counted := &steering.Counted{Redirector: steer}
 			n := newNodeBy(t, lab, counted, nil)
 			n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, lab.Node.IPv6})
@@ -101,9 +101,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 					used++
 				}
 			}
-			if used != loops {
-				t.Errorf("%d of %d loops have sessions", used, loops)
-			}
+			check.Equalf(t, used, loops, "loops have sessions")
 			n.stop()
 			byClient := steer.Traits().Replies.Clients != nil
 			if held, open := counted.Held.Load(), counted.Open.Load(); byClient != (held > 0) || open != 0 {

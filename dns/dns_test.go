@@ -72,8 +72,7 @@ type lab struct {
 func listen(t testing.TB, o Options) *Server {
 	t.Helper()
 	o.Addresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}
-	s, err := Listen(o)
-	must.OK(t, err)
+	s := must.Get(Listen(o))(t)
 	return s
 }
 
@@ -99,15 +98,13 @@ func (s *Server) Addresses() (list []netip.AddrPort) {
 
 // TestForwardedQuestions counts those that resolvers were asked, and those that were too many.
 func TestForwardedQuestions(t *testing.T) {
-	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
-	must.OK(t, err)
+	silent := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	defer silent.Close()
 	l := newLab(t, "shop.yaml", silent.LocalAddr().(*net.UDPAddr).AddrPort())
 	for range mostForwarded {
 		l.forward.waiting <- struct{}{}
 	}
-	c, err := net.Dial("udp", l.at.String())
-	must.OK(t, err)
+	c := must.Get(net.Dial("udp", l.at.String()))(t)
 	defer c.Close()
 	count := func(what string, want Stats) {
 		t.Helper()
@@ -159,8 +156,7 @@ func (l *lab) ask(t testing.TB, network, name string, kind dnsmessage.Type) dnsm
 		Header:    dnsmessage.Header{ID: 77, RecursionDesired: true},
 		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: kind, Class: dnsmessage.ClassINET}},
 	}
-	packed, err := q.Pack()
-	must.OK(t, err)
+	packed := must.Get(q.Pack())(t)
 	var m dnsmessage.Message
 	must.OK(t, m.Unpack(l.exchange(t, network, packed)))
 	if m.ID != 77 || !m.Response || !m.RecursionDesired || len(m.Questions) != 1 || m.Questions[0] != q.Questions[0] {
@@ -253,9 +249,7 @@ func TestSpecification(t *testing.T) {
 			// RFC 2308: an answer without the type has the SOA.
 			outside := strings.HasPrefix(name, "outside.")
 			wantSOA := ours && !outside && !slices.ContainsFunc(m.Answers, func(r dnsmessage.Resource) bool { return r.Header.Type == kind })
-			if hasSOA := len(m.Authorities) == 1 && m.Authorities[0].Header.Type == dnsmessage.TypeSOA; hasSOA != wantSOA {
-				t.Errorf("%s %s: SOA %t, want %t", name, kind, hasSOA, wantSOA)
-			}
+			check.Equalf(t, len(m.Authorities) == 1 && m.Authorities[0].Header.Type == dnsmessage.TypeSOA, wantSOA, "%s %s: SOA", name, kind)
 		}
 	}
 	if m := l.ask(t, "udp", "loop.shop.svc.cluster.local.", tA); m.RCode != dnsmessage.RCodeServerFailure {
@@ -331,8 +325,7 @@ func withOPT(t testing.TB, name string, size, version int) []byte {
 	_ = h.SetEDNS0(size, 0, false)
 	h.TTL |= uint32(version) << 16
 	q.Additionals = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}
-	packed, err := q.Pack()
-	must.OK(t, err)
+	packed := must.Get(q.Pack())(t)
 	return packed
 }
 

@@ -136,13 +136,9 @@ func TestPlaces(t *testing.T) {
 	nodes := service.NewStore(service.StoreOptions{}).Apply(c).Nodes
 	p := newPlaces(nodes, service.Node{Name: "own"})
 	for client, want := range map[string]string{"10.244.2.200": "n-b", "10.244.9.1": "n-d", "192.0.2.1": "n-a", "fd00::7": "n-d", "198.51.100.1": "own", "::1": "own"} {
-		if got := p.of(netip.MustParseAddr(client)); got.Node != want {
-			t.Errorf("%s is on %q, want %q", client, got.Node, want)
-		}
+		check.Equalf(t, p.of(netip.MustParseAddr(client)).Node, want, "%s is on", client)
 	}
-	if got := newPlaces(nil, service.Node{Name: "own"}).of(netip.MustParseAddr("192.0.2.1")); got.Node != "own" {
-		t.Errorf("without nodes: %q", got.Node)
-	}
+	check.Equalf(t, newPlaces(nil, service.Node{Name: "own"}).of(netip.MustParseAddr("192.0.2.1")).Node, "own", "without nodes")
 }
 
 // FuzzMessage: no message makes the Server fail, and each answer is one to its question.
@@ -207,15 +203,13 @@ func cpuTime() time.Duration {
 // BenchmarkBinary reports what the server adds to the binary: it builds sluice with it and
 // without.
 func BenchmarkBinary(b *testing.B) {
-	files, err := filepath.Glob("*.go")
-	must.OK(b, err)
+	files := must.Get(filepath.Glob("*.go"))(b)
 	replace := make(map[string]string)
 	for _, f := range files {
 		replace[abs(b, f)] = ""
 	}
 	replace[abs(b, "doc.go")] = abs(b, "testdata/none/none.go")
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	must.OK(b, err)
+	overlay := must.Get(json.Marshal(map[string]any{"Replace": replace}))(b)
 	list, at := filepath.Join(b.TempDir(), "overlay.json"), filepath.Join(b.TempDir(), "sluice")
 	must.OK(b, os.WriteFile(list, overlay, 0o600))
 	build := func(flags ...string) (file, code uint64) {
@@ -223,10 +217,8 @@ func BenchmarkBinary(b *testing.B) {
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		must.Run(b, cmd)
-		info, err := os.Stat(at)
-		must.OK(b, err)
-		f, err := elf.Open(at)
-		must.OK(b, err)
+		info := must.Get(os.Stat(at))(b)
+		f := must.Get(elf.Open(at))(b)
 		defer f.Close()
 		return uint64(info.Size()), f.Section(".text").Size
 	}
@@ -241,8 +233,7 @@ func BenchmarkBinary(b *testing.B) {
 
 func abs(b *testing.B, name string) string {
 	b.Helper()
-	path, err := filepath.Abs(name)
-	must.OK(b, err)
+	path := must.Get(filepath.Abs(name))(b)
 	return path
 }
 
@@ -250,8 +241,7 @@ func abs(b *testing.B, name string) string {
 func BenchmarkServer(b *testing.B) {
 	l := newLab(b, "shop.yaml")
 	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
-	c, err := net.Dial("udp", l.at.String())
-	must.OK(b, err)
+	c := must.Get(net.Dial("udp", l.at.String()))(b)
 	defer c.Close()
 	reply := make([]byte, 2048)
 	for b.Loop() {
@@ -266,8 +256,7 @@ func BenchmarkRate(b *testing.B) {
 	const pause = time.Second / 10_000
 	l := newLab(b, "shop.yaml")
 	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
-	c, err := net.Dial("udp", l.at.String())
-	must.OK(b, err)
+	c := must.Get(net.Dial("udp", l.at.String()))(b)
 	defer c.Close()
 	begin, cpu := time.Now(), cpuTime()
 	sent := make([]atomic.Int64, b.N) // after begin, in nanoseconds

@@ -59,8 +59,7 @@ func TestBlindResetEndsNoConnection(t *testing.T) {
 			}
 			n := newNode(t, lab, by)
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-			c, err := lab.Client.Dial("tcp", vip4+":80")
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 			defer c.Close()
 			must.OK(t, must.Err(netns.AskOn(c)))
 			wait.True(t, "the flow is open", n.hasOpenFlow)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -109,8 +110,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 		lab.Backends[0].EchoTCP(t, 8080)
 		n := newNode(t, lab, by)
 		n.serve(0)
-		c, err := lab.Client.Dial("tcp", vip4+":80")
-		must.OK(t, err)
+		c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 		defer c.Close()
 		must.OK(t, must.Err(netns.AskOn(c)))
 		client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
@@ -126,9 +126,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 				t.Fatalf("%q, %v", back, err)
 			}
 		}
-		if len(n.taken()) != 0 {
-			t.Errorf("%+v", n.taken())
-		}
+		check.Equalf(t, len(n.taken()), 0, "%+v", n.taken())
 	})
 }
 
@@ -151,9 +149,7 @@ func TestForgedSYNsAreAnsweredSeldom(t *testing.T) {
 		for w.upcalls.AvailableBytes() == 0 {
 			runtime.Gosched()
 		}
-		if got := atomic.LoadUint64(&l.Asked) - atomic.LoadUint64(&l.Decided); got != 1 {
-			t.Errorf("%d upcalls wait, want 1", got)
-		}
+		check.Equalf(t, atomic.LoadUint64(&l.Asked)-atomic.LoadUint64(&l.Decided), 1, "upcalls wait")
 		w.read(w.upcalls, upcallShare, w.handle)
 		w.endRound()
 		if got := atomic.LoadUint64(&l.Asked) - atomic.LoadUint64(&l.Decided); got != 0 {

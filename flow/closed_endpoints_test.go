@@ -18,8 +18,7 @@ func TestClosedEndpointsCostNoDatagram(t *testing.T) {
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		const sessions, each = 200, 7
 		lab := netns.NewLab(t, 3)
-		sink, err := lab.Backends[2].ListenPacket("udp4", ":8080")
-		must.OK(t, err)
+		sink := must.Get(lab.Backends[2].ListenPacket("udp4", ":8080"))(t)
 		defer sink.Close()
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080), at(lab.Backends[2].IPv4, 8080)))

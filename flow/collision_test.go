@@ -109,9 +109,7 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if got := len(n.taken()); got != 3 {
-		t.Errorf("%d records, want 3", got)
-	}
+	check.Equalf(t, len(n.taken()), 3, "records")
 }
 
 // A client that has a UDP session through a Service may ask its endpoint itself from the
@@ -128,8 +126,7 @@ func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
 			n := newNode(t, lab, by)
 			n.config.MasqueradeAll = hidden
 			n.apply(svc(vip4, nil, endpoint))
-			socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
-			must.OK(t, err)
+			socket := must.Get(lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678"))(t)
 			defer socket.Close()
 			own := "b1:8080 " + lab.Client.IPv4.String() + ":45678"
 			// ask asks all at once, and returns what each said.
@@ -180,8 +177,7 @@ func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
 	n.apply(svc(vip4, nil, endpoint))
 	n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
 	n.apply(named("silent", svc("10.96.0.12", nil, at(nobodyAt(t, lab, lab.Backends[0]), 8080))))
-	socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
-	must.OK(t, err)
+	socket := must.Get(lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678"))(t)
 	defer socket.Close()
 	send := func(to string) {
 		check.OK(t, must.Err(socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))))

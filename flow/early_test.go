@@ -50,9 +50,7 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if attempts != clients+refused {
-		t.Errorf("%d attempts, want %d", attempts, clients+refused)
-	}
+	check.Equalf(t, attempts, clients+refused, "attempts")
 }
 
 // A handshake survives the end of the process that has its SYN: if the endpoint refuses it, or has

@@ -76,9 +76,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 			failed <- err
 		}()
 		wait.True(t, "an endpoint is asked", func() bool { return n.endAll() == 1 })
-		if err := <-failed; !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("a handshake: %v", err)
-		}
+		check.ErrorIsf(t, <-failed, syscall.ECONNREFUSED, "a handshake")
 		took = time.Since(began)
 		wantAdmin(4 + try)
 	}
@@ -98,9 +96,7 @@ func TestLingers(t *testing.T) {
 		fins | bpf.KernelSeenENDPOINT_RST: linger,
 		fins&^bpf.KernelSeenCLIENT_FIN_ACKED | bpf.KernelSeenCLIENT_RST: linger,
 	} {
-		if got := all.queue(seen).wait; got != want {
-			t.Errorf("%b: %v, want %v", seen, got, want)
-		}
+		check.Equalf(t, all.queue(seen).wait, want, "%b", seen)
 	}
 }
 
@@ -140,8 +136,7 @@ func TestReplacedFlowIsReleasedOnce(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-	c, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
+	c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 	must.OK(t, must.Err(netns.AskOn(c)))
 	wait.True(t, "a flow", func() bool { return n.server.Stats().Open == 1 })
 	w := n.server.worker

@@ -100,8 +100,7 @@ func testForgedRefusals(t *testing.T, vip string, hidden, answered bool) {
 	if answered {
 		lab.Backends[0].EchoUDP(t, 8080)
 	} else {
-		silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
-		must.OK(t, err)
+		silent := must.Get(lab.Backends[0].ListenPacket("udp", ":8080"))(t)
 		defer silent.Close()
 	}
 	n := newNode(t, lab, nil)

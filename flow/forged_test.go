@@ -22,8 +22,7 @@ import (
 func TestForgedResetCutsNoBusyConnection(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
-	l, err := lab.Backends[0].Listen("tcp", ":8080")
-	must.OK(t, err)
+	l := must.Get(lab.Backends[0].Listen("tcp", ":8080"))(t)
 	defer l.Close()
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
@@ -39,11 +38,9 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 	t.Helper()
 	lab, had := n.lab, len(n.taken())
 	wait.True(t, "no flow is open", func() bool { return !n.hasOpenFlow() })
-	c, err := lab.Client.Dial("tcp", vip4+":80")
-	must.OK(t, err)
+	c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 	defer c.Close()
-	endpoint, err := l.Accept()
-	must.OK(t, err)
+	endpoint := must.Get(l.Accept())(t)
 	defer endpoint.Close()
 	open := n.openFlow()
 	forged := reset{from: bpf.PortOf(open.Client, open.ClientPort), to: bpf.PortOf(open.Vip, open.VipPort), sequence: open.Way[0].End + 1, flags: flagRST}
@@ -90,8 +87,7 @@ func TestDroppedPacketsEndNoConnection(t *testing.T) {
 			n := newNode(t, lab, by)
 			n.config.MasqueradeAll = hidden
 			n.serve(0)
-			c, err := lab.Client.Dial("tcp", vip4+":80")
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 			defer c.Close()
 			must.OK(t, must.Err(netns.AskOn(c)))
 			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")

@@ -98,8 +98,7 @@ func TestEndThatIsAcknowledgedCameFirst(t *testing.T) {
 			defer close(done)
 			n := newNode(t, lab, nil)
 			n.serve(0)
-			conn, err := lab.Client.Dial("tcp", vip4+":80")
-			must.OK(t, err)
+			conn := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 			defer conn.Close()
 			wait.True(t, "the client has completed the handshake", func() bool {
 				return n.hasOpenFlow() && n.openFlow().Seen&bpf.KernelSeenCONFIRMED != 0
@@ -139,8 +138,7 @@ func TestResetBeforeItsDataIsSeen(t *testing.T) {
 			root := netns.MountBPF(t)
 			n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", away })
 			n.serve(0)
-			conn, err := lab.Client.Dial("tcp", vip4+":80")
-			must.OK(t, err)
+			conn := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 			to := <-accepted
 			_ = to.SetDeadline(time.Now().Add(patience))
 			wait.True(t, "the flow is open", n.hasOpenFlow)

@@ -50,19 +50,16 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 		}
 		n.expectDecided("UDP to "+to, times, 0, func() {
 			for range times {
-				c, err := lab.Client.Dial("udp", to)
-				must.OK(t, err)
+				c := must.Get(lab.Client.Dial("udp", to))(t)
 				defer c.Close()
-				said, err := question(c)
-				must.OK(t, err)
+				said := must.Get(question(c))(t)
 				seen(c, said)
 			}
 		})
 		n.expectDecided("TCP from one port to "+to, times, 0, func() {
 			for range times {
 				c := dialFrom(t, lab.Client, port, to)
-				said, err := netns.AskOn(c)
-				must.OK(t, err)
+				said := must.Get(netns.AskOn(c))(t)
 				seen(c, said)
 				_ = c.(*net.TCPConn).SetLinger(0)
 				_ = c.Close()

@@ -61,11 +61,9 @@ const tcIndex = 44 // its offset in struct __sk_buff
 // attachAtEgress attaches a program to the egress of a host's interface, before ours or behind it.
 func attachAtEgress(t *testing.T, host *netns.Host, name string, at link.Anchor, code asm.Instructions) {
 	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: code})
-	must.OK(t, err)
+	p := must.Get(ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: code}))(t)
 	defer p.Close() // the link keeps it
-	list, err := host.Netlink().LinkByName(name)
-	must.OK(t, err)
+	list := must.Get(host.Netlink().LinkByName(name))(t)
 	must.OK(t, host.Do(func() error {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: list.Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: at})
 		if err == nil {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -29,9 +30,7 @@ func TestEndpointAsksItselfByItsPort(t *testing.T) {
 		connectToItself(t, lab.Backends[0], endpoint)
 		n.finish()
 		records := n.taken()
-		if len(records) != 2 {
-			t.Errorf("%d records, want 2", len(records))
-		}
+		check.Equalf(t, len(records), 2, "records")
 		for _, r := range records {
 			if r.Path != conntrack.Kernel || r.Client != endpoint || r.Attempts != 1 || r.BytesFromClient == 0 || r.BytesFromEndpoint == 0 {
 				t.Errorf("%+v", r)
@@ -43,8 +42,7 @@ func TestEndpointAsksItselfByItsPort(t *testing.T) {
 // askItself asks by the socket that answers.
 func askItself(t *testing.T, host *netns.Host, endpoint netip.AddrPort) {
 	t.Helper()
-	socket, err := host.ListenPacket("udp4", endpoint.String())
-	must.OK(t, err)
+	socket := must.Get(host.ListenPacket("udp4", endpoint.String()))(t)
 	defer socket.Close()
 	_ = socket.SetDeadline(time.Now().Add(patience))
 	to := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(vip4 + ":80"))
@@ -68,14 +66,12 @@ func connectToItself(t *testing.T, host *netns.Host, endpoint netip.AddrPort) {
 		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
 		return err
 	}
-	l, err := host.ListenConfig(&net.ListenConfig{Control: share}, "tcp4", endpoint.String())
-	must.OK(t, err)
+	l := must.Get(host.ListenConfig(&net.ListenConfig{Control: share}, "tcp4", endpoint.String()))(t)
 	defer l.Close()
 	c, err := host.Dialer(&net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(endpoint), Control: share}, "tcp", vip4+":80")
 	must.OK(t, err)
 	defer c.Close()
-	s, err := l.Accept()
-	must.OK(t, err)
+	s := must.Get(l.Accept())(t)
 	defer s.Close()
 	b := make([]byte, 100)
 	for _, way := range [][2]net.Conn{{c, s}, {s, c}} {

@@ -88,9 +88,7 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	if n.server.judges.check(false); n.server.Judged() != rule { // the watcher checks too, alike
 		t.Errorf("rules that cannot be read are %q", n.server.Judged())
 	}
-	if got := n.server.Stats().Refused; got != 4 {
-		t.Errorf("%d clients are refused, want 4", got)
-	}
+	check.Equalf(t, n.server.Stats().Refused, 4, "clients are refused")
 }
 
 // Rules of others take the relay from a Service whose annotations ask for it, but not from one

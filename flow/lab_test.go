@@ -201,12 +201,8 @@ func (n *node) stop() {
 	if err := n.table.Close(ctx); err != nil {
 		n.t.Error(err)
 	}
-	if got := n.server.Stats().Open; got != 0 {
-		n.t.Errorf("%d flows are open after the stop", got)
-	}
-	if got := n.table.Stats().Misuse; got != 0 {
-		n.t.Errorf("%d records were opened or closed twice", got)
-	}
+	check.Equalf(n.t, n.server.Stats().Open, 0, "flows are open after the stop")
+	check.Equalf(n.t, n.table.Stats().Misuse, 0, "records opened or closed twice")
 	for _, port := range n.ports {
 		if port == nil {
 			continue
@@ -219,12 +215,8 @@ func (n *node) stop() {
 			}
 		}
 	}
-	if got := n.entries(); got != 0 {
-		n.t.Errorf("%d entries are left after the stop", got)
-	}
-	if got := n.spareTwice(); got != 0 {
-		n.t.Errorf("%d indices are spare twice", got)
-	}
+	check.Equalf(n.t, n.entries(), 0, "entries are left after the stop")
+	check.Equalf(n.t, n.spareTwice(), 0, "indices are spare twice")
 }
 
 // finish stops the node and its loop before the test ends.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -95,9 +96,7 @@ func TestTableOfManyServices(t *testing.T) {
 	if seen != 4*count || len(destinations) != seen || len(places) != listed {
 		t.Errorf("%d destinations of %d Services, the kernel has %d; %d places, the kernel has %d", seen, count, len(destinations), listed, len(places))
 	}
-	if ranges := n.server.ranges.sets; len(ranges) != 5 {
-		t.Errorf("%d sets of source ranges", len(ranges))
-	}
+	check.Equalf(t, len(n.server.ranges.sets), 5, "sets of source ranges")
 	none := manyServices(0, count)
 	none.Services = nil
 	for _, s := range none.EndpointSlices {

@@ -206,8 +206,7 @@ func TestNetworkPolicies(t *testing.T) {
 // judge plays all cases, and one more.
 func (c *policyNet) judge(t *testing.T, masquerade bool, more policyCase) {
 	vips := policyVIPs[c.ipv6]
-	open, err := c.Pods[0].Dial("tcp", net.JoinHostPort(vips[0], "80"))
-	must.OK(t, err)
+	open := must.Get(c.Pods[0].Dial("tcp", net.JoinHostPort(vips[0], "80")))(t)
 	defer open.Close()
 	for _, p := range append(slices.Clone(policyCases), more) {
 		c.Node.NFT(t, "table inet engine {}\ndelete table inet engine\ntable inet engine {"+c.fill(p.rules)+"\n}")

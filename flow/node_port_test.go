@@ -68,8 +68,7 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 					return seen[c]
 				}
 				for range 5 {
-					c, err := lab.Client.Dial(network, to.String())
-					must.OK(t, err)
+					c := must.Get(lab.Client.Dial(network, to.String()))(t)
 					hidden := ask(c)
 					local := net.UDPAddrFromAddrPort(at(own, n.hiddenPort(to)))
 					d := &net.Dialer{Timeout: patience, LocalAddr: local}

@@ -146,8 +146,7 @@ func TestRefusalHidesTheClient(t *testing.T) {
 		for i := range uint16(rounds) {
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 9000+i), at(lab.Backends[1].IPv4, 8080)))
 			for range 2 {
-				c, err := lab.Client.Dial("udp", vip4+":80")
-				must.OK(t, err)
+				c := must.Get(lab.Client.Dial("udp", vip4+":80"))(t)
 				defer c.Close()
 				for range datagrams {
 					_, _ = c.Write([]byte("hello"))

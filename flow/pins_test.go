@@ -43,8 +43,7 @@ func TestFlowsAreAdopted(t *testing.T) {
 	tcp := lab.Client.Connect(t, "tcp", vip4+":80")
 	must.OK(t, must.Err(netns.AskOn(tcp)))
 	udp := lab.Client.Connect(t, "udp", vip4+":80")
-	said, err := question(udp)
-	must.OK(t, err)
+	said := must.Get(question(udp))(t)
 	first.leave()
 
 	echo := func() error {
@@ -121,8 +120,7 @@ func testOtherVersion(t *testing.T, hidden bool) {
 	var saw []string
 	for range 24 {
 		udp := lab.Client.Connect(t, "udp", vip4+":80")
-		said, err := question(udp)
-		must.OK(t, err)
+		said := must.Get(question(udp))(t)
 		sessions, saw = append(sessions, udp), append(saw, said)
 	}
 	wait.True(t, "all are known", func() bool { return node.server.Stats().Open == int64(len(sessions))+1 })
@@ -141,11 +139,8 @@ func testOtherVersion(t *testing.T, hidden bool) {
 			node.apply(services)
 		}
 	}
-	if got, want := node.server.Stats().Open, int64(len(sessions))+1; got != want {
-		t.Errorf("%d flows were adopted, want %d", got, want)
-	}
-	n, err := firstProgram(lab)
-	must.OK(t, err)
+	check.Equalf(t, node.server.Stats().Open, int64(len(sessions))+1, "flows were adopted")
+	n := must.Get(firstProgram(lab))(t)
 	if own, err := node.server.kernel.Ethernet.Ingress.Info(); err != nil {
 		t.Error(err)
 	} else if id, _ := own.ID(); id != n {
@@ -205,9 +200,7 @@ func TestAdoptedFlowsEndInTime(t *testing.T) {
 	next.onLoop(func() { // timers of now come before it
 		next.loop.Schedule(new(poll.Timer), poll.Nanotime()+int64(confirmation/10), timed(func() { open <- next.server.Stats().Open }))
 	})
-	if got := <-open; got != 0 {
-		t.Errorf("%d of a connection and a session are open", got)
-	}
+	check.Equalf(t, <-open, 0, "how many of a connection and a session are open")
 	wait.True(t, "the records", func() bool { return next.endedBy(conntrack.Idle) == 2 })
 }
 
@@ -236,9 +229,7 @@ func TestProtocolIsRelayedFromNowOn(t *testing.T) {
 
 			next := newNodeOf(t, lab, func(o *Options) { pinned(o); o.Keep = false }, service.UDP)
 			next.apply(services)
-			if got := next.server.Stats().Open; got != 1 {
-				t.Errorf("%d connections were adopted, want 1", got)
-			}
+			check.Equalf(t, next.server.Stats().Open, 1, "connections were adopted")
 			check.OK(t, must.Err(io.WriteString(open, "ping")))
 			check.OKf(t, must.Err(io.ReadFull(open, make([]byte, 4))), "the open connection")
 			// The node has the address, but no relay: it refuses what the kernel leaves to it.
@@ -315,8 +306,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 // pinsOf returns where a lab's node pins.
 func pinsOf(t *testing.T, root string, lab *netns.Lab) bpffs.Dir {
 	t.Helper()
-	dir, err := bpffs.Of(root, "test", lab.Node.FD())
-	must.OK(t, err)
+	dir := must.Get(bpffs.Of(root, "test", lab.Node.FD()))(t)
 	return dir
 }
 
@@ -326,8 +316,7 @@ func TestOldPinsAreRemoved(t *testing.T) {
 	root := netns.MountBPF(t)
 	dir := pinsOf(t, root, lab)
 	must.OK(t, dir.Make())
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	must.OK(t, err)
+	m := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}))(t)
 	defer m.Close()
 	path := dir.Pin("flow_earlier_map")
 	must.OK(t, m.Pin(path))

@@ -102,8 +102,7 @@ func (n *node) awaitClients(count int) {
 // exchange sends a datagram from a new port and returns the server's name.
 func (n *node) exchange(patience time.Duration) (string, error) {
 	n.t.Helper()
-	c, err := n.lab.Client.Dial("udp", vip4+":80")
-	must.OK(n.t, err)
+	c := must.Get(n.lab.Client.Dial("udp", vip4+":80"))(n.t)
 	defer c.Close()
 	b := make([]byte, 100)
 	_ = c.SetDeadline(time.Now().Add(patience))
@@ -182,8 +181,7 @@ func TestAffinityEnds(t *testing.T) {
 		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = window
 	}, list...))
 	ask := func() string {
-		said, err := lab.Client.Ask("tcp", vip4+":80")
-		must.OK(t, err)
+		said := must.Get(lab.Client.Ask("tcp", vip4+":80"))(t)
 		return said
 	}
 	home := ask() // where clients go that are not remembered

@@ -35,8 +35,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 	}
 	served("alone")
 
-	list, err := lab.Node.Netlink().LinkList()
-	must.OK(t, err)
+	list := must.Get(lab.Node.Netlink().LinkList())(t)
 	list = slices.DeleteFunc(list, func(l netlink.Link) bool { return l.Attrs().Flags&net.FlagLoopback != 0 })
 	for _, place := range []struct {
 		name   string
@@ -58,8 +57,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 	}
 
 	// Somebody detaches them.
-	info, err := n.server.kernel.Ethernet.Ingress.Info()
-	must.OK(t, err)
+	info := must.Get(n.server.kernel.Ethernet.Ingress.Info())(t)
 	own, _ := info.ID()
 	linksAt := func(index int) (links []link.ID) {
 		t.Helper()
@@ -88,8 +86,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 			t.Fatalf("%s: our links %v", each.Attrs().Name, links)
 		}
 		was[index] = links[0]
-		l, err := link.NewFromID(links[0])
-		must.OK(t, err)
+		l := must.Get(link.NewFromID(links[0]))(t)
 		must.OK(t, errors.Join(l.Detach(), l.Close()))
 	}
 	wait.For(t, "the programs are there again", patience, func() error {

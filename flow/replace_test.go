@@ -24,8 +24,7 @@ func TestReplacedServiceKeepsItsDestinationsAndSessions(t *testing.T) {
 	n := newNode(t, lab, nil)
 	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
 	n.apply(svc(vip4, nil, b1))
-	c, err := lab.Client.Dial("udp", vip4+":80")
-	must.OK(t, err)
+	c := must.Get(lab.Client.Dial("udp", vip4+":80"))(t)
 	defer c.Close()
 	for i, annotation := range []string{"", "balancer: random", "", "datapath: relay", "", "balancer: random"} {
 		n.apply(svc(vip4, func(s *corev1.Service) {

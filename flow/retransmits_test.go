@@ -92,11 +92,9 @@ func TestSYNsThatAreSentAgain(t *testing.T) {
 		for range count {
 			conn := lab.Client.Connect(t, "tcp", vip4+":80").(*net.TCPConn)
 			must.OK(t, must.Err(netns.AskOn(conn)))
-			raw, err := conn.SyscallConn()
-			must.OK(t, err)
+			raw := must.Get(conn.SyscallConn())(t)
 			must.OK(t, raw.Control(func(fd uintptr) {
-				info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-				must.OK(t, err)
+				info := must.Get(unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO))(t)
 				again += info.Total_retrans
 			}))
 		}

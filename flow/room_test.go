@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -105,9 +106,7 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 		if s := n.server.Stats(); s.PassedAll != 0 || s.Lost != 0 {
 			t.Errorf("%d packets went to the relay, %d were lost", s.PassedAll, s.Lost)
 		}
-		if got := n.endedBy(conntrack.Evicted); got != 3*(share-1) {
-			t.Errorf("%d sessions were replaced, want %d", got, 3*(share-1))
-		}
+		check.Equalf(t, n.endedBy(conntrack.Evicted), 3*(share-1), "sessions were replaced")
 		for _, r := range n.taken() {
 			if r.Client == busy && r.End == conntrack.Evicted {
 				t.Errorf("the session that was in use was replaced: %+v", r)

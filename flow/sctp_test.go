@@ -80,8 +80,7 @@ func TestAssociationPassesTheKernel(t *testing.T) {
 			n.apply(sctpService(c.vip, c.endpoint))
 			who := call(c.vip)
 			who.From = []netip.Addr{c.client}
-			a, err := who.Do(t, lab.Client)
-			must.OK(t, err)
+			a := must.Get(who.Do(t, lab.Client))(t)
 			if a.Server != "b1" || a.Client.Addr() != c.client {
 				t.Errorf("%+v", a)
 			}
@@ -185,8 +184,7 @@ func TestHiddenClientOfAnAssociation(t *testing.T) {
 		endpoint, node netip.Addr
 	}{{vip4, b.IPv4, netip.MustParseAddr("10.2.1.1")}, {vip6, b.IPv6, netip.MustParseAddr("fd00:2:1::1")}} {
 		n.apply(sctpService(c.vip, at(c.endpoint, 13868)))
-		a, err := call(c.vip).Do(t, lab.Client)
-		must.OK(t, err)
+		a := must.Get(call(c.vip).Do(t, lab.Client))(t)
 		if a.Client.Addr() != c.node || a.Client.Port() < bpf.FirstPort || a.Client.Port() > bpf.LastPort {
 			t.Errorf("the endpoint saw %s", a.Client)
 		}
@@ -204,16 +202,14 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 	first := call(vip4)
 	first.Port, first.How, first.From = 45678, "wait", []netip.Addr{lab.Client.IPv4}
 	p := first.Connect(t, lab.Client)
-	one, err := p.Answered()
-	must.OK(t, err)
+	one := must.Get(p.Answered())(t)
 	// The flow of another Service has the way back. A host has one peer, so that the
 	// second association is not the client's own: a process that ended has left it.
 	p.Kill()
 	n.apply(named("other", sctpService("10.96.0.11", at(b.IPv4, 13868))))
 	second := call("10.96.0.11")
 	second.Port, second.From = first.Port, first.From
-	two, err := second.Do(t, lab.Client)
-	must.OK(t, err)
+	two := must.Get(second.Do(t, lab.Client))(t)
 	if one.Client.Port() != 45678 || two.Client.Port() == 45678 {
 		t.Errorf("the endpoint saw %s and %s", one.Client, two.Client)
 	}
@@ -265,8 +261,7 @@ func TestClientWithSeveralAddresses(t *testing.T) {
 		c := call(vip4)
 		c.How, c.From = "wait", []netip.Addr{lab.Client.IPv4, second}
 		p := c.Connect(t, lab.Client)
-		a, err := p.Answered()
-		must.OK(t, err)
+		a := must.Get(p.Answered())(t)
 		if a.ClientAddresses != 1 || a.Client.Addr() != lab.Client.IPv4 && a.Client.Addr() != second {
 			t.Errorf("port %d: the endpoint knows %d addresses of its client, and saw %s", port, a.ClientAddresses, a.Client)
 		}

@@ -99,8 +99,7 @@ func TestShortcutsOfABridge(t *testing.T) {
 	must.OK(t, nl.LinkAdd(bridge))
 	gateways := []string{"10.3.0.1", "fd00:3::1"}
 	for i, prefix := range []string{"/24", "/64"} {
-		a, err := netlink.ParseAddr(gateways[i] + prefix)
-		must.OK(t, err)
+		a := must.Get(netlink.ParseAddr(gateways[i] + prefix))(t)
 		const noDAD = 2 // IFA_F_NODAD: usable at once
 		a.Flags = noDAD
 		must.OK(t, nl.AddrAdd(bridge, a))

@@ -79,8 +79,7 @@ func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
 
 func (s *shortcutNet) b1() *netlink.LinkAttrs {
 	s.t.Helper()
-	link, err := s.lab.Node.Netlink().LinkByName("b1")
-	must.OK(s.t, err)
+	link := must.Get(s.lab.Node.Netlink().LinkByName("b1"))(s.t)
 	return link.Attrs()
 }
 

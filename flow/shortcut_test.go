@@ -199,8 +199,7 @@ func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
 // always has a socket send datagrams of a size whole, whatever it has heard, and several at once.
 func always(t *testing.T, c *net.UDPConn, size int) {
 	t.Helper()
-	raw, err := c.SyscallConn()
-	must.OK(t, err)
+	raw := must.Get(c.SyscallConn())(t)
 	set := func(fd uintptr, level, option, value int) {
 		check.OK(t, unix.SetsockoptInt(int(fd), level, option, value))
 	}

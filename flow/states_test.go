@@ -43,8 +43,7 @@ func testRulesWithStates(t *testing.T, ipv6, tracked bool) {
 	var open []net.Conn
 	for _, vip := range policyVIPs[ipv6] {
 		for _, network := range []string{"tcp", "udp"} {
-			conn, err := c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, net.JoinHostPort(vip, "80"))
-			must.OK(t, err)
+			conn := must.Get(c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, net.JoinHostPort(vip, "80")))(t)
 			t.Cleanup(func() { _ = conn.Close() })
 			open = append(open, conn)
 		}

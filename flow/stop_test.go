@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -34,8 +35,7 @@ func TestStopResetsConnections(t *testing.T) {
 			n.apply(svc(c.vip, nil, at(addr, 8080)))
 			var held []net.Conn
 			for range 10 {
-				conn, err := lab.Client.Dial("tcp", net.JoinHostPort(c.vip, "80"))
-				must.OK(t, err)
+				conn := must.Get(lab.Client.Dial("tcp", net.JoinHostPort(c.vip, "80")))(t)
 				defer conn.Close()
 				must.OK(t, must.Err(netns.AskOn(conn)))
 				held = append(held, conn)
@@ -92,9 +92,7 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 				s.HandleTimer(nil)
 			})
 			<-begun
-			if got, want := n.server.Stats().Open == 0, stuck; got != want {
-				t.Errorf("ended without room for its record: %t, want %t", got, want)
-			}
+			check.Equalf(t, n.server.Stats().Open == 0, stuck, "ended without room for its record")
 			n.records.Unlock()
 			<-done
 			_ = conn.SetReadDeadline(time.Now().Add(patience))

@@ -334,8 +334,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	first.leave()
 	servers := make(map[string]int)
 	for range connections {
-		said, err := lab.Client.Ask("tcp", vip4+":80")
-		must.OK(t, err)
+		said := must.Get(lab.Client.Ask("tcp", vip4+":80"))(t)
 		servers[said]++
 	}
 	if len(servers) != 2 || max(servers["b1:8080"], servers["b2:8080"]) != connections/2 {
@@ -405,9 +404,7 @@ func TestTableOfAnEarlierProcess(t *testing.T) {
 		destinations = append(destinations, fmt.Sprintf("%d %s", d.Protocol, d.Addr.Addr()))
 	}
 	slices.Sort(destinations)
-	if want := []string{"17 " + vip4, "6 " + vip4}; !slices.Equal(destinations, want) {
-		t.Errorf("destinations %v", destinations)
-	}
+	check.EqualSlicesf(t, destinations, []string{"17 " + vip4, "6 " + vip4}, "destinations")
 	var slot bpf.KernelSlot
 	var place bpf.KernelPlace
 	places := 0
@@ -464,8 +461,7 @@ func TestOrigins(t *testing.T) {
 func TestFlowsThatNobodyWasToldOf(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	// No session is answered: one that has been quiet for a moment would be replaced.
-	server, err := lab.Backends[0].ListenPacket("udp", ":8080")
-	must.OK(t, err)
+	server := must.Get(lab.Backends[0].ListenPacket("udp", ":8080"))(t)
 	defer server.Close()
 	n := newNode(t, lab, func(o *Options) { o.MaxFlows = 64 })
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))

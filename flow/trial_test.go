@@ -12,8 +12,7 @@ import (
 // TestTrial: a trial passes here, leaves nothing, and finds programs that do not translate.
 func TestTrial(t *testing.T) {
 	requireRoot(t)
-	k, err := bpf.Open(4, nil)
-	must.OK(t, err)
+	k := must.Get(bpf.Open(4, nil))(t)
 	defer k.Close()
 	k.Control.Magic = 1 << bpf.FlowBits
 	for range 2 {
@@ -43,9 +42,7 @@ func TestStartTriesThePrograms(t *testing.T) {
 		begun += k.Generation
 		check.Equalf(t, k.State, bpf.KernelStateFREE, "flow %d is left in state", i)
 	}
-	if want := uint32(len(trialAddresses)); begun != want {
-		t.Errorf("%d connections were tried, want %d", begun, want)
-	}
+	check.Equalf(t, begun, uint32(len(trialAddresses)), "connections were tried")
 	if got, want := n.server.kernel.Spares.Len(), len(n.server.kernel.Flows)-1; got != want || n.entries() != 0 {
 		t.Errorf("%d indices are spare of %d, and the index has %d entries", got, want, n.entries())
 	}

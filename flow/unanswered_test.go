@@ -46,8 +46,7 @@ func TestDatagramsBeforeARefusalAreSentAgain(t *testing.T) {
 // an answer to each.
 func sendInARow(t *testing.T, n *node, to string) {
 	t.Helper()
-	c, err := n.lab.Client.Dial("udp", to)
-	must.OK(t, err)
+	c := must.Get(n.lab.Client.Dial("udp", to))(t)
 	defer c.Close()
 	sent := make(chan bool)
 	n.loop.Post(func() { <-sent })
@@ -82,8 +81,7 @@ func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
 				vip := fmt.Sprintf("10.96.0.%d", sessions)
 				n.apply(named(fmt.Sprint("s", sessions), svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))))
 				had, before := len(server.Peers()), refused()
-				c, err := lab.Client.Dial("udp", vip+":80")
-				must.OK(t, err)
+				c := must.Get(lab.Client.Dial("udp", vip+":80"))(t)
 				defer c.Close()
 				sent := false
 				n.onLoop(func() {
@@ -169,8 +167,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 2)
 			lab.Backends[1].EchoUDP(t, 8080)
-			silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
-			must.OK(t, err)
+			silent := must.Get(lab.Backends[0].ListenPacket("udp", ":8080"))(t)
 			defer silent.Close()
 			root := netns.MountBPF(t)
 			start := func(keep bool) *node {
@@ -183,8 +180,7 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 			}
 			n := start(adopted)
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-			c, err := lab.Client.Dial("udp", vip4+":80")
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("udp", vip4+":80"))(t)
 			defer c.Close()
 			must.OK(t, must.Err(c.Write([]byte("hello"))))
 			wait.True(t, "a session without a copy of its datagrams", func() bool { return n.server.Stats().Open == 1 && !n.keepsCopies() })

@@ -68,9 +68,7 @@ func TestServicePortsAreBounded(t *testing.T) {
 	if got := w.server.Stats(); got.Ports != most || got.PortsWaiting != services-most || room.inUse() != most {
 		t.Errorf("%+v, %d sockets are taken", got, room.inUse())
 	}
-	if events != mostNamed {
-		t.Errorf("%d events, want %d", events, mostNamed)
-	}
+	check.Equalf(t, events, mostNamed, "events")
 	w.server.mu.Lock()
 	for range 3 { // tried again, nothing is new
 		w.server.openPortsLocked()

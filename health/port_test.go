@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -108,8 +109,7 @@ func at(port uint16) string { return net.JoinHostPort(home, fmt.Sprint(port)) }
 
 // freePort returns a currently unused port.
 func freePort(t *testing.T) uint16 {
-	l, err := net.Listen("tcp4", home+":0")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp4", home+":0"))(t)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
@@ -118,13 +118,10 @@ var client = &http.Client{Timeout: wait.Patience, Transport: &http.Transport{Dis
 
 func (w *world) ask(method string, port uint16, path string) (*http.Response, string) {
 	w.t.Helper()
-	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+at(port)+path, nil)
-	must.OK(w.t, err)
-	resp, err := client.Do(req)
-	must.OK(w.t, err)
+	req := must.Get(http.NewRequestWithContext(context.Background(), method, "http://"+at(port)+path, nil))(w.t)
+	resp := must.Get(client.Do(req))(w.t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	must.OK(w.t, err)
+	body := must.Get(io.ReadAll(resp.Body))(w.t)
 	return resp, string(body)
 }
 
@@ -158,9 +155,7 @@ func (w *world) check(rule string, port uint16, code, endpoints int, healthy boo
 		"X-Load-Balancing-Endpoint-Weight": fmt.Sprint(endpoints),
 		"Content-Length":                   fmt.Sprint(len(body)),
 	} {
-		if got := resp.Header.Get(name); got != want {
-			w.t.Errorf("%s: %s is %q, not %q", rule, name, got, want)
-		}
+		check.Equalf(w.t, resp.Header.Get(name), want, "%s: %s is", rule, name)
 	}
 }
 
@@ -221,8 +216,7 @@ func TestServicePortKept(t *testing.T) {
 	keep := &http.Client{Timeout: wait.Patience, Transport: &http.Transport{MaxConnsPerHost: 1}}
 	var local string
 	for n := range 3 {
-		resp, err := keep.Get("http://" + at(port) + "/")
-		must.OK(t, err)
+		resp := must.Get(keep.Get("http://" + at(port) + "/"))(t)
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 		p := w.server.ports[portKey{service.Name{Namespace: "shop", Name: "web"}, service.IPv4}]
@@ -252,8 +246,7 @@ func TestServicePortSwap(t *testing.T) {
 // TestServicePortTaken shows A6.6: a port that another program holds is
 // reported once, counted, and opened when it is free.
 func TestServicePortTaken(t *testing.T) {
-	taken, err := net.Listen("tcp4", home+":0")
-	must.OK(t, err)
+	taken := must.Get(net.Listen("tcp4", home+":0"))(t)
 	port := taken.Addr().(*net.TCPAddr).AddrPort().Port()
 	tried := make(chan error, 100)
 	w := newWorld(t, Options{Retry: time.Millisecond, Listen: func(network, address string) (net.Listener, error) {
@@ -317,16 +310,13 @@ func TestServicePortAddresses(t *testing.T) {
 				got = append(got, fmt.Sprintf("%s %v %d", familyNames[f], tg.addresses, tg.endpoints))
 			}
 		}
-		if text := strings.Join(got, ", "); text != tt.want {
-			t.Errorf("A6.6 %q: %s, not %s", tt.ranges, text, tt.want)
-		}
+		check.Equalf(t, strings.Join(got, ", "), tt.want, "A6.6 %q", tt.ranges)
 	}
 }
 
 // TestProxyAddress shows A7.7: an address that is taken is tried again.
 func TestProxyAddress(t *testing.T) {
-	taken, err := net.Listen("tcp4", home+":0")
-	must.OK(t, err)
+	taken := must.Get(net.Listen("tcp4", home+":0"))(t)
 	tried := make(chan error, 100)
 	w := newWorld(t, Options{Address: taken.Addr().String(), Retry: time.Millisecond, Listen: func(network, address string) (net.Listener, error) {
 		l, err := listen(network, address)
@@ -340,9 +330,7 @@ func TestProxyAddress(t *testing.T) {
 	for <-tried != nil {
 	}
 	resp, _ := w.ask("GET", taken.Addr().(*net.TCPAddr).AddrPort().Port(), "/livez")
-	if resp.StatusCode != 200 {
-		t.Errorf("A7.7: %s", resp.Status)
-	}
+	check.Equalf(t, resp.StatusCode, 200, "A7.7: %s", resp.Status)
 	if log := w.log.String(); strings.Count(log, "FailedToStartProxierHealthcheck") != 1 {
 		t.Errorf("A7.7: the log says %s", log)
 	}

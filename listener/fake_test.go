@@ -148,8 +148,7 @@ func newPlane(t testing.TB, change func(*plane, *Options)) *plane {
 		},
 		DataPaths: []DataPath{p.tcp, p.udp},
 	}
-	loop, err := poll.New()
-	must.OK(t, err)
+	loop := must.Get(poll.New())(t)
 	o.Loops = []*poll.Loop{loop}
 	ran := make(chan error, 1)
 	go func() { ran <- loop.Run() }()

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // greedy returns a namespace's Service with many ports at external IPs, and node
@@ -67,9 +68,7 @@ func TestNoNamespaceTakesAllBoundPorts(t *testing.T) {
 					if held := p.manager.Stats().Claims; held != 0 || len(bound.quotas.namespaces) != 0 || bound.quotas.external != 0 {
 						t.Errorf("round %d: %d are held, %v", round, held, bound.quotas.namespaces)
 					}
-					if len(p.tcp.bound)+len(p.udp.bound) != 0 {
-						t.Errorf("round %d: still bound: %v %v", round, p.tcp.bound, p.udp.bound)
-					}
+					check.Equalf(t, len(p.tcp.bound)+len(p.udp.bound), 0, "round %d: still bound: %v %v", round, p.tcp.bound, p.udp.bound)
 				}
 			})
 		}

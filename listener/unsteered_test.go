@@ -39,9 +39,7 @@ func TestUnsteeredProtocolIsBound(t *testing.T) {
 	for dst, action := range sctp.bound {
 		check.Equalf(t, action.String(), "refuse", "%s: %s", dst, action)
 	}
-	if len(sctp.bound) != 2 {
-		t.Errorf("bound: %v", sctp.bound)
-	}
+	check.Equalf(t, len(sctp.bound), 2, "bound: %v", sctp.bound)
 }
 
 // While the kernel lacks a protocol, its ports on cluster IPs refuse and nothing else of
@@ -56,9 +54,7 @@ func TestProtocolThatTheKernelLacks(t *testing.T) {
 	if got := p.manager.Stats().Lacking; got != 1 || len(sctp.bound) != 0 {
 		t.Errorf("%d cluster IP ports refuse, bound %v", got, sctp.bound)
 	}
-	if got := p.manager.NextMaintenance(); got != retryInterval {
-		t.Errorf("it is tried again after %v", got)
-	}
+	check.Equalf(t, p.manager.NextMaintenance(), retryInterval, "it is tried again after")
 	p.pass()
 	p.want(without...)
 	sctp.lacks = nil

@@ -2,7 +2,6 @@ package node
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -56,9 +55,7 @@ func TestDeparted(t *testing.T) {
 					}
 				}
 			}
-			if !slices.Equal(got, s.want) {
-				t.Errorf("%s: at %d s: %q end, want %q", what, s.at, got, s.want)
-			}
+			check.EqualSlicesf(t, got, s.want, "%s: at %d s: end", what, s.at)
 		}
 		d.timer.Stop()
 	}

@@ -68,17 +68,13 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 		<-verified
 		return nil
 	}
-	p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-	must.OK(t, err)
+	p := must.Get(New(c, zerolog.New(zerolog.NewTestWriter(t))))(t)
 	_, stop := run(t, p)
 	defer stop()
 	defer verify() // before the stop, which waits for it
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
-	if why := settled(t, p, conntrack.Relayed); !strings.Contains(why, "being loaded") {
-		t.Errorf("the status says that all is relayed as %q", why)
-	}
-	u, err := net.Dial("udp", "10.96.0.11:80")
-	must.OK(t, err)
+	check.Containsf(t, settled(t, p, conntrack.Relayed), "being loaded", "the status says that all is relayed as")
+	u := must.Get(net.Dial("udp", "10.96.0.11:80"))(t)
 	defer u.Close()
 	ask := func() error {
 		b := make([]byte, 100)
@@ -96,9 +92,7 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 		t.Errorf("the relay has %q, want %q", sessions, want)
 	}
 	verify()
-	if why := settled(t, p, conntrack.Kernel); why != "" {
-		t.Errorf("kernel flows serve because %q", why)
-	}
+	check.Equalf(t, settled(t, p, conntrack.Kernel), "", "kernel flows serve because")
 	check.OKf(t, errors.Join(askWeb(), ask()), "with kernel flows")
 }
 

@@ -22,8 +22,7 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		{1 << 30, 65536, 536825628},
 	} {
 		o := Config{Relay: relay.Config{MaxPipes: 128}}
-		l, err := o.shareOut(c.files)
-		must.OK(t, err)
+		l := must.Get(o.shareOut(c.files))(t)
 		if l.datagram.MaxSessions != c.sessions || l.datagram.MaxServiceSessions != c.sessions || l.stream.MaxConnections != c.connections {
 			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.datagram.MaxSessions, l.stream.MaxConnections, c.sessions, c.connections)
 		}

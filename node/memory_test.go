@@ -1,14 +1,16 @@
 package node
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
+)
 
 func TestSettledGC(t *testing.T) {
 	for _, c := range []struct {
 		inUse uint64
 		want  int
 	}{{0, 25}, {10 << 20, 25}, {256 << 20, 25}, {400 << 20, 16}, {640 << 20, 10}, {4 << 30, 10}} {
-		if got := settledFor(c.inUse); got != c.want {
-			t.Errorf("with %d MiB in use: %d, want %d", c.inUse>>20, got, c.want)
-		}
+		check.Equalf(t, settledFor(c.inUse), c.want, "with %d MiB in use", c.inUse>>20)
 	}
 }

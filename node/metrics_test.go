@@ -18,14 +18,14 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // everyMetric returns a registry with all metrics that there can be.
 func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
-	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})
-	must.OK(t, err)
+	accessLog := must.Get(conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)}))(t)
 	table := conntrack.NewTable(conntrack.Options{})
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
 		counters := table.Counters(service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: protocol})
@@ -74,8 +74,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	for _, m := range documentedMetric.FindAllStringSubmatch(string(text), -1) {
 		documented[m[1]] = m[2]
 	}
-	families, err := everyMetric(t).Gather()
-	must.OK(t, err)
+	families := must.Get(everyMetric(t).Gather())(t)
 	for _, f := range families {
 		name := f.GetName()
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
@@ -91,9 +90,7 @@ func TestDocumentedMetrics(t *testing.T) {
 		if got, ok := documented[name]; !ok || got != want {
 			t.Errorf("%s says %q of %s, the code %q", path, got, name, want)
 		}
-		if !strings.Contains(string(text), f.GetHelp()) {
-			t.Errorf("%s does not explain %s as the code does: %s", path, name, f.GetHelp())
-		}
+		check.Containsf(t, string(text), f.GetHelp(), "%s does not explain %s as the code does: %s", path, name, f.GetHelp())
 		delete(documented, name)
 	}
 	for name := range documented {
@@ -111,8 +108,7 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 		}
 	}
 	must.OK(t, json.Unmarshal(text, &dashboard))
-	families, err := everyMetric(t).Gather()
-	must.OK(t, err)
+	families := must.Get(everyMetric(t).Gather())(t)
 	labels := map[string][]string{}
 	for _, f := range families {
 		labels[f.GetName()] = nil
@@ -147,8 +143,7 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 // The names and kinds are as Prometheus wants them, which is what promtool check
 // metrics looks at. kube-proxy's own name for a gauge is the exception.
 func TestMetricsAreWellNamed(t *testing.T) {
-	problems, err := testutil.GatherAndLint(everyMetric(t))
-	must.OK(t, err)
+	problems := must.Get(testutil.GatherAndLint(everyMetric(t)))(t)
 	for _, p := range problems {
 		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
 			t.Errorf("%s: %s", p.Metric, p.Text)

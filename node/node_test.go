@@ -77,12 +77,10 @@ func inOwnNamespace(t *testing.T) bool {
 		must.Run(t, cmd)
 		return false
 	}
-	host, err := scratch.Own("host")
-	must.OK(t, err)
+	host := must.Get(scratch.Own("host"))(t)
 	t.Cleanup(host.Close)
 	must.OK(t, errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), host.Up("lo"), host.AddAddresses("lo", netip.MustParsePrefix("192.0.2.1/32"))))
-	l, err := net.Listen("tcp", "192.0.2.1:8080")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp", "192.0.2.1:8080"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -94,8 +92,7 @@ func inOwnNamespace(t *testing.T) bool {
 			c.Close()
 		}
 	}()
-	u, err := net.ListenPacket("udp", "192.0.2.1:8080")
-	must.OK(t, err)
+	u := must.Get(net.ListenPacket("udp", "192.0.2.1:8080"))(t)
 	t.Cleanup(func() { _ = u.Close() })
 	go func() {
 		b := make([]byte, 100)
@@ -148,8 +145,7 @@ func TestProxyInTheProcess(t *testing.T) {
 	if !inOwnNamespace(t) {
 		return
 	}
-	p, err := New(config(t, webManifest), zerolog.New(zerolog.NewTestWriter(t)))
-	must.OK(t, err)
+	p := must.Get(New(config(t, webManifest), zerolog.New(zerolog.NewTestWriter(t))))(t)
 	ctx, stop := run(t, p)
 	defer stop()
 	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)

@@ -71,9 +71,7 @@ func TestMissingNodeIsLogged(t *testing.T) {
 					t.Errorf("%d lines within the first %s, want 0, and %d within the next 2 minutes, want %d", early, nodePatience, later, want)
 				}
 				d.update(store.Apply(service.Change{Nodes: []*corev1.Node{node("a", "10.244.0.0/24")}}))
-				if over := strings.Contains(log.String(), "complete now"); over != (test.want != "") {
-					t.Errorf("when it has come: %q", &log)
-				}
+				check.Equalf(t, strings.Contains(log.String(), "complete now"), test.want != "", "when it has come: %q", &log)
 				log.Reset()
 				check.Equalf(t, wait(10*time.Minute), 0, "lines after it has come")
 			})

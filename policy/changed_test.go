@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestChanged(t *testing.T) {
@@ -39,9 +40,7 @@ func TestChanged(t *testing.T) {
 		{"gone, with its chunk", service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: "s128"}}}}, Config{NodeAddresses: addresses("172.16.0.1")}, []service.PortID{128}},
 	} {
 		next := Compile(table, st.Apply(step.change), step.cfg)
-		if got := slices.Collect(next.Changed(table)); !slices.Equal(got, step.want) {
-			t.Errorf("%s: %v, want %v", step.what, got, step.want)
-		}
+		check.EqualSlicesf(t, slices.Collect(next.Changed(table)), step.want, "%s", step.what)
 		// The same holds where nothing is shared.
 		alone := slices.Collect(Compile(nil, next.Snapshot(), step.cfg).Changed(table))
 		if i := slices.IndexFunc(step.want, func(id service.PortID) bool { return !slices.Contains(alone, id) }); i >= 0 {

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -344,9 +343,7 @@ func TestCompileKeepsWhatDidNotChange(t *testing.T) {
 	}
 	moved := Config{MasqueradeAll: true, DetectLocal: DetectInterface, PodRanges: prefixes("10.244.0.0/24"), NodeAddresses: addresses("172.16.0.9")}
 	third := Compile(second, second.Snapshot(), moved)
-	if !slices.Equal(third.chunks, second.chunks) {
-		t.Error("other addresses of pods and of the node compiled ports again")
-	}
+	check.EqualSlicesf(t, third.chunks, second.chunks, "other addresses of pods and of the node compiled ports again")
 	if got := third.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.0:80")); got.Source != SourceNode {
 		t.Errorf("and did not count: %s", say(got))
 	}

@@ -210,19 +210,11 @@ func TestTopologyKeysAndPolicies(t *testing.T) {
 		return say(compile(t, Config{}, web).Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort(dst)))
 	}
 	web.internal = "Local"
-	if got, want := ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1"; got != want {
-		t.Errorf("internal Local, cluster IP: got %q, want %q", got, want)
-	}
-	if got, want := ask("172.16.0.1:30000"), "refuse A3.4"; got != want {
-		t.Errorf("internal Local, node port: got %q, want %q", got, want)
-	}
+	check.Equalf(t, ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1", "internal Local, cluster IP")
+	check.Equalf(t, ask("172.16.0.1:30000"), "refuse A3.4", "internal Local, node port")
 	web.internal, web.external = "", "Local"
-	if got, want := ask("172.16.0.1:30000"), "accept A3.3 client A3.9: 10.1.0.1"; got != want {
-		t.Errorf("external Local, node port: got %q, want %q", got, want)
-	}
-	if got, want := ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1 10.1.0.2"; got != want {
-		t.Errorf("external Local, cluster IP: got %q, want %q", got, want)
-	}
+	check.Equalf(t, ask("172.16.0.1:30000"), "accept A3.3 client A3.9: 10.1.0.1", "external Local, node port")
+	check.Equalf(t, ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1 10.1.0.2", "external Local, cluster IP")
 }
 
 // TestTopologyKeysFollowLabels: another node's labels change, and this one's.

@@ -223,9 +223,7 @@ func TestCover(t *testing.T) {
 		if got := Cover(in); !slices.Equal(got, prefixes(c.want)) {
 			t.Errorf("%s: got %v, want %s", c.in, got, c.want)
 		}
-		if !slices.Equal(in, before) {
-			t.Errorf("%s: the argument became %v", c.in, in)
-		}
+		check.EqualSlicesf(t, in, before, "%s: the argument became", c.in)
 	}
 }
 

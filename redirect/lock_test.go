@@ -32,8 +32,7 @@ func TestOneProxyInANetworkNamespace(t *testing.T) {
 		})
 		return l, err
 	}
-	first, err := lock(a, "sluice")
-	must.OK(t, err)
+	first := must.Get(lock(a, "sluice"))(t)
 	var locked *LockedError
 	if _, err := lock(a, "sluice"); !errors.As(err, &locked) || locked.PID != os.Getpid() {
 		t.Errorf("second one: got %v, want an error that names process %d", err, os.Getpid())
@@ -63,8 +62,7 @@ func TestSquatterDoesNotHoldTheLock(t *testing.T) {
 	squat := exec.Command("/proc/self/exe")
 	squat.Env = append(os.Environ(), squatting+"=1")
 	squat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
-	ready, err := squat.StdoutPipe()
-	must.OK(t, err)
+	ready := must.Get(squat.StdoutPipe())(t)
 	if err := node.Do(squat.Start); err != nil {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestMapAgainstModel: a Map and its Builder behave as Go's map does, maps that
@@ -34,9 +35,7 @@ func TestMapAgainstModel(t *testing.T) {
 			b.Set(k, v)
 			want[k] = v
 		}
-		if b.Len() != len(want) {
-			t.Fatalf("%d keys, want %d", b.Len(), len(want))
-		}
+		must.Equalf(t, b.Len(), len(want), "keys")
 		if v, is := b.made.Get(k); is != b.Has(k) || v != want[k] {
 			t.Fatalf("%v: %v, %v", k, v, is)
 		}
@@ -50,9 +49,7 @@ func TestMapAgainstModel(t *testing.T) {
 		}
 		other := given[rnd.IntN(len(given))]
 		for _, other := range []version{other, {mapOf(other.want), other.want}} {
-			if v.m.Equal(other.m) != maps.Equal(v.want, other.want) {
-				t.Fatalf("Equal says %v", v.m.Equal(other.m))
-			}
+			must.Equalf(t, v.m.Equal(other.m), maps.Equal(v.want, other.want), "Equal says")
 			got := maps.Clone(v.want)
 			for k, ch := range changes(v.m, other.m) {
 				old, was := v.want[k]
@@ -90,9 +87,7 @@ func TestShards(t *testing.T) {
 	for i := range 4096 {
 		a := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
 		seen[shardOf(a)] = true
-		if shardOf(a) != shardOf(netip.MustParseAddr(a.String())) {
-			t.Fatal("one address, two shards")
-		}
+		must.Equalf(t, shardOf(a), shardOf(netip.MustParseAddr(a.String())), "one address, two shards")
 	}
 	if len(seen) < shardCount*9/10 {
 		t.Errorf("4096 addresses fall into %d of %d shards", len(seen), shardCount)

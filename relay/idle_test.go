@@ -3,6 +3,9 @@ package relay
 import (
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestIdle: a link is idle once nothing has moved for a time. It is not while bytes wait to be
@@ -25,18 +28,14 @@ func TestIdle(t *testing.T) {
 		for i := range 2 {
 			p := quiet(Config{})
 			busy(p, i)
-			if d := p.link.Idle(time.Duration(quietFor)); d != 0 {
-				t.Errorf("%s, side %d: idle for %v", what, i, d)
-			}
+			check.Equalf(t, p.link.Idle(time.Duration(quietFor)), 0, "%s, side %d: idle for", what, i)
 		}
 	}
 	p := quiet(Config{})
 	p.peerSends(client, 10)
 	p.settle()
 	p.elapse(quietFor)
-	if d := p.link.Idle(time.Duration(quietFor)); d != time.Duration(quietFor) {
-		t.Fatalf("a quiet link is idle for %v", d)
-	}
+	must.Equalf(t, p.link.Idle(time.Duration(quietFor)), time.Duration(quietFor), "a quiet link is idle for")
 	p.worker.Release(p.link)
 	p.wantEnds(t, Released)
 	for _, s := range p.socks {

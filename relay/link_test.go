@@ -134,9 +134,7 @@ func TestHalfClose(t *testing.T) {
 			if got, err := io.ReadAll(a); err != nil || !bytes.Equal(got, answer) {
 				t.Fatalf("%d bytes, %v", len(got), err)
 			}
-			if got := p.end(); got.end != want {
-				t.Fatalf("ended by %v, want %v", got.end, want)
-			}
+			must.Equalf(t, p.end().end, want, "ended by")
 		}
 	})
 }
@@ -399,8 +397,7 @@ func TestIdleLinks(t *testing.T) {
 // TestIdleMemory: what ten thousand idle links take of the heap.
 func TestIdleMemory(t *testing.T) {
 	const links = 10_000
-	f, err := newNowhere()
-	must.OK(t, err)
+	f := must.Get(newNowhere())(t)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: time.Hour})
 	r.kernel = f.kernel()

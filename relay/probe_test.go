@@ -35,16 +35,13 @@ func (p *probeLab) LinkEnded(_ *Link, end End) { p.end = end }
 // whose loop does not run. It returns when the reset has come.
 func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 	t.Helper()
-	loop, err := poll.New()
-	must.OK(t, err)
+	loop := must.Get(poll.New())(t)
 	t.Cleanup(loop.Stop)
 	p := &probeLab{worker: New(Config{}).NewWorker(loop)}
-	listener, err := sys.ListenTCP(loopback, sys.ListenOptions{})
-	must.OK(t, err)
+	listener := must.Get(sys.ListenTCP(loopback, sys.ListenOptions{}))(t)
 	defer sys.Close(listener)
 	addr, _ := sys.LocalAddr(listener)
-	c, err := net.Dial("tcp", addr.String())
-	must.OK(t, err)
+	c := must.Get(net.Dial("tcp", addr.String()))(t)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	p.client = c.(*net.TCPConn)

@@ -65,8 +65,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 	}
 	p.addr, _ = sys.LocalAddr(p.listener)
 	for range loops {
-		loop, err := poll.New()
-		must.OK(t, err)
+		loop := must.Get(poll.New())(t)
 		ln := &accepter{p: p, loop: loop, worker: p.relay.NewWorker(loop), conns: map[*conn]struct{}{}}
 		must.OK(t, must.Err(loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln)))
 		p.accepters = append(p.accepters, ln)
@@ -197,8 +196,7 @@ func (p *proxy) waits() (n uint64) {
 
 func (p *proxy) dial() *net.TCPConn {
 	p.t.Helper()
-	c, err := net.Dial("tcp", p.addr.String())
-	must.OK(p.t, err)
+	c := must.Get(net.Dial("tcp", p.addr.String()))(p.t)
 	p.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(60 * time.Second))
 	return c.(*net.TCPConn)
@@ -240,8 +238,7 @@ func backend(t testing.TB, f func(*net.TCPConn)) netip.AddrPort {
 
 func backendOn(t testing.TB, addr string, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
-	ln, err := net.Listen("tcp", addr)
-	must.OK(t, err)
+	ln := must.Get(net.Listen("tcp", addr))(t)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -281,8 +278,7 @@ func echo(c *net.TCPConn) { io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{
 func noLeak(t *testing.T) {
 	t.Helper()
 	// What Go's own network code opens once, and keeps.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	_ = l.Close()
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
@@ -297,7 +293,6 @@ func noLeak(t *testing.T) {
 }
 
 func openFiles(t testing.TB) int {
-	list, err := os.ReadDir("/proc/self/fd")
-	must.OK(t, err)
+	list := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(list)
 }

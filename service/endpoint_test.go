@@ -89,9 +89,7 @@ func TestEndpointsThatLeadAstray(t *testing.T) {
 			} else if problems != "" {
 				t.Errorf("%s:%d, %s: problems %s", tt.address, tt.port, name, problems)
 			}
-			if !strings.Contains(got, tt.want) {
-				t.Errorf("%s:%d on %q, %s: got %s, want %s", tt.address, tt.port, tt.node, name, got, tt.want)
-			}
+			check.Containsf(t, got, tt.want, "%s:%d on %q, %s", tt.address, tt.port, tt.node, name)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestProxyProtocolOfAService: TCP ports have what the annotations say; a wrong value is
@@ -59,8 +61,6 @@ func TestProxyProtocolOfAService(t *testing.T) {
 func TestTrusts(t *testing.T) {
 	p := Port{AcceptProxy: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/30"), netip.MustParsePrefix("fd00::/64")}}
 	for a, want := range map[string]bool{"10.0.0.3": true, "10.0.0.4": false, "fd00::9": true, "fd00:1::9": false} {
-		if got := p.Trusts(netip.MustParseAddr(a)); got != want {
-			t.Errorf("%s: %t", a, got)
-		}
+		check.Equalf(t, p.Trusts(netip.MustParseAddr(a)), want, "%s", a)
 	}
 }

@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestSliceIntake applies slices beside one Service "web" with the TCP port 80
@@ -107,17 +110,11 @@ func TestSliceIntake(t *testing.T) {
 					got = append(got, strings.TrimSpace(e.Addr.String()+" "+e.Zone()))
 				}
 			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			check.EqualSlices(t, got, tt.want)
 			texts := problemTexts(snap)
-			if len(texts) != len(tt.problems) {
-				t.Fatalf("problems: got %q, want %q", texts, tt.problems)
-			}
+			must.Equalf(t, len(texts), len(tt.problems), "problems: got %q, want %q", texts, tt.problems)
 			for i, want := range tt.problems {
-				if !strings.Contains(texts[i], want) {
-					t.Errorf("problem %d: got %q, want %q", i, texts[i], want)
-				}
+				check.Containsf(t, texts[i], want, "problem %d", i)
 			}
 		})
 	}
@@ -162,9 +159,7 @@ func TestEndpointDetails(t *testing.T) {
 	for _, tt := range locals {
 		t.Run(tt.name, func(t *testing.T) {
 			e := apply(tt.own, func(e *discoveryv1.Endpoint) { e.NodeName = tt.nodeName })
-			if e.Local != tt.want {
-				t.Errorf("local: got %t", e.Local)
-			}
+			check.Equalf(t, e.Local, tt.want, "local")
 		})
 	}
 	t.Run("pod and hints", func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestServiceIntake applies one Service to an empty Store. want lists what
@@ -108,13 +109,9 @@ func TestServiceIntake(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 			got := problemTexts(snap)
-			if len(got) != len(tt.problems) {
-				t.Fatalf("problems: got %q, want %q", got, tt.problems)
-			}
+			must.Equalf(t, len(got), len(tt.problems), "problems: got %q, want %q", got, tt.problems)
 			for i, want := range tt.problems {
-				if !strings.Contains(got[i], want) {
-					t.Errorf("problem %d: got %q, want %q", i, got[i], want)
-				}
+				check.Containsf(t, got[i], want, "problem %d", i)
 			}
 		})
 	}
@@ -268,9 +265,7 @@ func TestTopologyKeys(t *testing.T) {
 				s.Annotations = map[string]string{"sluice.dev/topology-keys": tt.value}
 				s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, tt.external
 			})))
-			if got := only(t, snap).TopologyKeys; !slices.Equal(got, tt.want) {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			check.EqualSlices(t, only(t, snap).TopologyKeys, tt.want)
 			got := problemTexts(snap)
 			if len(got) != len(tt.problems) || len(got) > 0 && !strings.Contains(got[0], tt.problems[0]) {
 				t.Errorf("problems: got %q, want %q", got, tt.problems)

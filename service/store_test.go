@@ -141,9 +141,7 @@ func TestStoreAddAndDelete(t *testing.T) {
 	s.Apply(deleted(KindEndpointSlice, "x"))
 	s.Apply(deleted(KindNode, "a"))
 	after := s.Apply(deleted(KindService, "x"))
-	if got, want := destinations(t, after), destinations(t, before); !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	check.EqualSlices(t, destinations(t, after), destinations(t, before))
 	if len(after.Problems) != 0 || after.Node.Found {
 		t.Errorf("A1.18 left over: %q, %+v", problemTexts(after), after.Node)
 	}
@@ -319,7 +317,5 @@ func TestNodeAndServiceCIDRs(t *testing.T) {
 		t.Errorf("problems: %q", problemTexts(snap))
 	}
 	snap = s.Apply(deleted(KindServiceCIDR, "x"))
-	if len(snap.ServiceCIDRs) != 1 {
-		t.Errorf("service CIDRs after deletion: %v", snap.ServiceCIDRs)
-	}
+	check.Equalf(t, len(snap.ServiceCIDRs), 1, "service CIDRs after deletion: %v", snap.ServiceCIDRs)
 }

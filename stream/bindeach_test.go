@@ -105,8 +105,7 @@ func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
 		name(t, c)
 		held = append(held, c)
 	}
-	link, err := lab.Node.Netlink().LinkByName("client")
-	must.OK(t, err)
+	link := must.Get(lab.Node.Netlink().LinkByName("client"))(t)
 	for _, a := range external {
 		bits := a.BitLen()
 		must.OK(t, lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}}))
@@ -114,8 +113,7 @@ func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
 	own = nil
 	n.maintain()
 	for i, a := range external {
-		c, err := lab.Client.Dialer(&net.Dialer{Timeout: patience}, "tcp", netip.AddrPortFrom(a, 80).String())
-		must.OK(t, err)
+		c := must.Get(lab.Client.Dialer(&net.Dialer{Timeout: patience}, "tcp", netip.AddrPortFrom(a, 80).String()))(t)
 		_ = c.SetDeadline(time.Now().Add(patience))
 		name(t, c)
 		_ = c.Close()
@@ -222,9 +220,7 @@ func TestA39_NodesAddressWhereAnswersDoNotComeBack(t *testing.T) {
 	}
 	n.stop()
 	for _, r := range n.records.All() {
-		if r.Source != policy.SourceNode {
-			t.Errorf("the record says %s", r.Source)
-		}
+		check.Equalf(t, r.Source, policy.SourceNode, "the record says")
 	}
 	if lines := log.lines("brings no replies"); len(lines) != 1 {
 		t.Errorf("log: %q", lines)

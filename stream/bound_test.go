@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
@@ -188,8 +189,7 @@ func TestA315_ConflictIsReportedAndRetried(t *testing.T) {
 	options, log := onAddresses(lab)
 	n := newNode(t, lab, options)
 	n.policy.LocalhostNodePorts = true
-	other, err := lab.Node.Listen("tcp", ":30080")
-	must.OK(t, err)
+	other := must.Get(lab.Node.Listen("tcp", ":30080"))(t)
 	n.apply(nodePort(web("web", "10.96.0.1", n.echo(0, 8080)), 30080))
 	for range 3 {
 		n.maintain()
@@ -237,9 +237,7 @@ func TestBoundPortsAreLimited(t *testing.T) {
 	if got := n.manager.Stats(); got.Claims != 4 || got.Unclaimed != 4 || got.Conflicts != 0 {
 		t.Errorf("claims %d, unclaimed %d, conflicts %d", got.Claims, got.Unclaimed, got.Conflicts)
 	}
-	if got := n.server.limit.Load(); got != 10 {
-		t.Errorf("%d connections possible beside 4 of 24 descriptors, want 10", got)
-	}
+	check.Equalf(t, n.server.limit.Load(), 10, "connections possible beside 4 of 24 descriptors")
 	if lines := log.lines("--max-claims"); len(lines) != 2 {
 		t.Errorf("log: %q", lines)
 	}

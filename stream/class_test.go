@@ -42,8 +42,7 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 				}
 				return err
 			}}
-			c, err := lab.Client.Dialer(&d, "tcp", net.JoinHostPort(family.vip, "80"))
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dialer(&d, "tcp", net.JoinHostPort(family.vip, "80")))(t)
 			var fd int
 			wait.True(t, "the connection reaches the endpoint", func() bool {
 				var e sys.Errno

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
 )
@@ -168,9 +169,7 @@ func TestGraceIsDecidedByTheLastPolicyThatServed(t *testing.T) {
 	}
 	want := func(what, want string) {
 		t.Helper()
-		if got := inGrace(); got != want {
-			t.Errorf("%s: %s, want %s", what, got, want)
-		}
+		check.Equalf(t, inGrace(), want, "%s", what)
 	}
 	n.apply(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:1")))
 	n.apply(objects.Gone("web", 1))

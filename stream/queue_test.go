@@ -261,8 +261,7 @@ func TestHeldConnectionsQueue(t *testing.T) {
 // TestTurns: an end gives a turn to the first connection of its own service port alone, or to some
 // more at the Service's limit, and each port comes round. One that has its turn keeps its place.
 func TestTurns(t *testing.T) {
-	loop, err := poll.New()
-	must.OK(t, err)
+	loop := must.Get(poll.New())(t)
 	t.Cleanup(func() {
 		loop.Stop()
 		check.OK(t, loop.Run())
@@ -295,9 +294,7 @@ func TestTurns(t *testing.T) {
 				}
 			}
 		}
-		if n != want {
-			t.Errorf("%d connections have a turn, want %d", n, want)
-		}
+		check.Equalf(t, n, want, "connections have a turn")
 	}
 	q.call(pools[0], pools[0].waiting[1].conn)
 	called(0)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/objects"
@@ -97,13 +98,9 @@ func TestDialingLimitStopsNoOtherServiceOfTheSocket(t *testing.T) {
 	ended := n.rush(all, "10.96.0.1:80")
 	name(t, n.dial("10.96.0.2:80"))
 	wait.True(t, "all but those that wait are reset", func() bool { return ended.Load() == all-limit })
-	if got := n.server.Stats().Dialing; got != limit {
-		t.Errorf("%d connections wait for an endpoint, want %d", got, limit)
-	}
+	check.Equalf(t, n.server.Stats().Dialing, limit, "connections wait for an endpoint")
 	n.stop()
-	if got := n.records.Ends()[conntrack.LimitReached]; got != all-limit {
-		t.Errorf("%d records end with limit, want %d", got, all-limit)
-	}
+	check.Equalf(t, n.records.Ends()[conntrack.LimitReached], all-limit, "records end with limit")
 }
 
 // The limit of a Service counts all its ports, and those that were deleted and

@@ -98,13 +98,9 @@ func TestA310_TooManySourceRangesReset(t *testing.T) {
 	if len(lines) != 1 || !strings.Contains(lines[0], "Service test/web") {
 		t.Errorf("log: %q", lines)
 	}
-	if got := n.server.Stats(); got.Unguarded != 1 {
-		t.Errorf("%d without a filter", got.Unguarded)
-	}
+	check.Equalf(t, n.server.Stats().Unguarded, 1, "how many without a filter")
 	n.apply(objects.Gone("web", 1))
-	if got := n.server.Stats(); got.Unguarded != 0 {
-		t.Errorf("%d without a filter when the service is gone", got.Unguarded)
-	}
+	check.Equalf(t, n.server.Stats().Unguarded, 0, "how many without a filter when the service is gone")
 	n.stop()
 	n.records.Ended(t, map[conntrack.End]int{conntrack.NotAdmitted: 1})
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // The connections of a service port wait in order, and service ports take turns:
@@ -34,9 +35,7 @@ func TestRetriesTakeTurns(t *testing.T) {
 	for len(r.turns) > 0 {
 		got = append(got, r.pop())
 	}
-	if !slices.Equal(got, want) {
-		t.Error("the connections had their turns in another order")
-	}
+	check.EqualSlicesf(t, got, want, "the connections had their turns in another order")
 	if len(r.waiting) > 0 {
 		t.Errorf("%d service ports are left", len(r.waiting))
 	}
@@ -69,9 +68,7 @@ func TestForgettingAProtocol(t *testing.T) {
 	var got []*conn
 	for len(r.turns) > 0 {
 		c := r.pop()
-		if c.record.Protocol != service.TCP {
-			t.Error("a forgotten connection got a turn")
-		}
+		check.Equalf(t, c.record.Protocol, service.TCP, "a forgotten connection got a turn")
 		got = append(got, c)
 	}
 	if len(got) != 12 || !slices.Equal(got[:4], want) {

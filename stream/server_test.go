@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -112,8 +111,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	var polls []*poll.Loop
 	var running sync.WaitGroup
 	for range loops {
-		loop, err := poll.New()
-		must.OK(t, err)
+		loop := must.Get(poll.New())(t)
 		shares = append(shares, Loop{Poll: loop, Relay: r.NewWorker(loop)})
 		polls = append(polls, loop)
 		running.Add(1)
@@ -122,8 +120,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 			check.OK(t, lab.Node.Do(loop.Run))
 		}()
 	}
-	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	must.OK(t, err)
+	steer := must.Get(tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}}))(t)
 	n.steer = &spy{Redirector: steer}
 	o := setup{
 		Config: Config{
@@ -183,9 +180,7 @@ func (n *node) stop() {
 	if err := n.table.Close(ctx); err != nil {
 		n.t.Error(err)
 	}
-	if got := n.server.Stats().Open; got != 0 {
-		n.t.Errorf("%d connections open after the stop", got)
-	}
+	check.Equalf(n.t, n.server.Stats().Open, 0, "connections open after the stop")
 }
 
 // apply puts a change in force.
@@ -225,8 +220,7 @@ func (n *node) dial(address string) *net.TCPConn {
 // name reads who answered.
 func name(t *testing.T, c net.Conn) string {
 	t.Helper()
-	got, err := netns.AskOn(c)
-	must.OK(t, err)
+	got := must.Get(netns.AskOn(c))(t)
 	return got
 }
 
@@ -240,9 +234,7 @@ func wantReset(t *testing.T, from *netns.Host, address string) {
 		_ = c.SetDeadline(time.Now().Add(patience))
 		_, err = c.Read(make([]byte, 1))
 	}
-	if !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("%s: %v, want a reset", address, err)
-	}
+	check.ErrorIsf(t, err, syscall.ECONNRESET, "%s", address)
 }
 
 func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
@@ -269,9 +261,7 @@ func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
 	}
 	local := redirect.Ranges(p.Local)
 	want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.1/32"), netip.MustParsePrefix("fd00:96::1/128")}
-	if !slices.Equal(local, want) {
-		t.Errorf("local %v, want %v", local, want)
-	}
+	check.EqualSlicesf(t, local, want, "local")
 
 	// The listener of a port stays as long as the port, with endpoints or not.
 	port, _ := p.Steer.Get(dst("10.96.0.1"))
@@ -292,14 +282,10 @@ func TestServicesShareLanesBeyondTheBound(t *testing.T) {
 	for i := range services {
 		n.apply(web(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i+1), n.echo(0, uint16(8000+i))))
 	}
-	if got := n.server.Stats().Listeners; got != 2 {
-		t.Errorf("%d listeners, want 2", got)
-	}
+	check.Equalf(t, n.server.Stats().Listeners, 2, "listeners")
 	for i := range services {
 		c := n.dial(fmt.Sprintf("10.96.0.%d:80", i+1))
-		if got, want := name(t, c), fmt.Sprintf("b1:%d", 8000+i); got != want {
-			t.Errorf("service %d: %s answered, want %s", i, got, want)
-		}
+		check.Equalf(t, name(t, c), fmt.Sprintf("b1:%d", 8000+i), "service %d: who answered", i)
 	}
 	for i := range services {
 		n.apply(objects.Gone(fmt.Sprintf("s%d", i), 1))
@@ -322,18 +308,14 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 		t.Fatalf("%q, %v", buf, err)
 	}
 	must.OK(t, must.Err(n.manager.Maintain()))
-	if n.steer.plan.Local.Len() != 1 {
-		t.Fatalf("local %v while a connection uses 10.97.0.1", n.steer.plan.Local)
-	}
+	must.Equalf(t, n.steer.plan.Local.Len(), 1, "local %v while a connection uses 10.97.0.1", n.steer.plan.Local)
 	_ = c.CloseWrite()
 	if _, err := c.Read(buf); err != io.EOF {
 		t.Fatal(err)
 	}
 	wait.True(t, "the connection is over", func() bool { return n.server.Stats().Open == 0 })
 	n.pass()
-	if n.steer.plan.Local.Len() != 0 {
-		t.Errorf("local %v when nothing uses 10.97.0.1", n.steer.plan.Local)
-	}
+	check.Equalf(t, n.steer.plan.Local.Len(), 0, "local %v when nothing uses 10.97.0.1", n.steer.plan.Local)
 }
 
 // More connections than may be dialled at once wait for their turn; none is
@@ -451,9 +433,7 @@ func TestStraysAreReset(t *testing.T) {
 	for _, target := range n.steer.plan.Steer.All() {
 		wantReset(t, n.lab.Node, netip.AddrPortFrom(redirect.ListenIPv4, target.Port).String())
 	}
-	if got := n.server.Stats().Strays; got != 1 {
-		t.Errorf("%d strays, want 1", got)
-	}
+	check.Equalf(t, n.server.Stats().Strays, 1, "strays")
 }
 
 // A cluster IP, or a range of them, that meets an address of the node spoils
@@ -469,9 +449,7 @@ func TestNodesOwnAddressesAreNotTaken(t *testing.T) {
 	n.apply(web("wrong", lab.Node.IPv4.String(), ep))
 	n.apply(web("right", "10.1.7.7", ep))
 	check.Equal(t, name(t, n.dial("10.1.7.7:80")), "b1:8080")
-	if got := redirect.Ranges(n.steer.plan.Local); !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
-		t.Errorf("local %v", got)
-	}
+	check.EqualSlicesf(t, redirect.Ranges(n.steer.plan.Local), []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}, "local")
 }
 
 // Rule A3.5: a port whose policy leaves no endpoint on this node is silent.

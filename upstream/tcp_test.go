@@ -114,8 +114,7 @@ func TestConnectUntracked(t *testing.T) {
 func TestPortsInTimeWait(t *testing.T) {
 	for _, on := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(on, func(t *testing.T) {
-			l, err := net.Listen("tcp", on)
-			must.OK(t, err)
+			l := must.Get(net.Listen("tcp", on))(t)
 			defer l.Close()
 			go func() {
 				for {
@@ -187,9 +186,7 @@ func TestPortsUnderPressure(t *testing.T) {
 		}
 		seen[port] = true
 	}
-	if len(seen) != 250 {
-		t.Fatalf("%d of 250 ports used", len(seen))
-	}
+	must.Equalf(t, len(seen), 250, "how many of 250 ports used")
 	var keep sys.PortSet
 	for i := range keep {
 		keep[i] = ^uint64(0)

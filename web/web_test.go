@@ -31,8 +31,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 // page is the page at an address of loopback.
 func page(t *testing.T, o Options) *httptest.Server {
 	t.Helper()
-	h, err := New(o)
-	must.OK(t, err)
+	h := must.Get(New(o))(t)
 	s := httptest.NewServer(h)
 	t.Cleanup(s.CloseClientConnections)
 	return s
@@ -41,19 +40,16 @@ func page(t *testing.T, o Options) *httptest.Server {
 // ask sends a request with some headers, "Host" among them.
 func ask(t *testing.T, s *httptest.Server, method, path string, headers ...string) (*http.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, http.NoBody)
-	must.OK(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, s.URL+path, http.NoBody))(t)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 		if headers[i] == "Host" {
 			r.Host = headers[i+1]
 		}
 	}
-	resp, err := s.Client().Do(r)
-	must.OK(t, err)
+	resp := must.Get(s.Client().Do(r))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	must.OK(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp, string(body)
 }
 
@@ -124,9 +120,7 @@ func TestPolicy(t *testing.T) {
 		}
 		csp := h.Get("Content-Security-Policy")
 		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'"} {
-			if !strings.Contains(csp, want) {
-				t.Errorf("%s: the policy %q lacks %s", path, csp, want)
-			}
+			check.Containsf(t, csp, want, "%s: the policy %q lacks %s", path, csp, want)
 		}
 		if strings.Contains(csp, "unsafe") || strings.Contains(csp, "http") || strings.Contains(csp, "*") {
 			t.Errorf("%s: the policy is %q", path, csp)
@@ -143,8 +137,7 @@ func TestPolicy(t *testing.T) {
 
 // The files hold to the policy, and name only files that are there and this server.
 func TestAssets(t *testing.T) {
-	files, err := newAssets()
-	must.OK(t, err)
+	files := must.Get(newAssets())(t)
 	inline := regexp.MustCompile(`(?i)<script>|<style|\sstyle=|\son[a-z]+\s*=\s*"|javascript:`)
 	markup := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bDOMParser|createContextualFragment|srcdoc`)
 	elsewhere := regexp.MustCompile(`(https?:)?//[a-z0-9.-]+\.[a-z]{2,}`)
@@ -168,8 +161,7 @@ func TestAssets(t *testing.T) {
 
 // The page has words for ends that exist.
 func TestEnds(t *testing.T) {
-	files, err := newAssets()
-	must.OK(t, err)
+	files := must.Get(newAssets())(t)
 	_, table, _ := strings.Cut(string(files["/js/format.js"].data), "const ends = {")
 	table, _, _ = strings.Cut(table, "}")
 	known := make(map[string]bool)
@@ -201,10 +193,8 @@ func TestForward(t *testing.T) {
 	mux.HandleFunc("/v1/echo", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprint(w, r.Host, " ", r.URL, " ", len(r.Header["Cookie"])+len(r.Header["X-Forwarded-For"]), " ", r.Header.Get("Sluice-Read-Only"))
 	})
-	admin, err := socket.Listen(name, mux)
-	must.OK(t, err)
-	s, err := Listen("127.0.0.1:0", Options{API: Forward(client.Transport(name))})
-	must.OK(t, err)
+	admin := must.Get(socket.Listen(name, mux))(t)
+	s := must.Get(Listen("127.0.0.1:0", Options{API: Forward(client.Transport(name))}))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- admin.Serve(ctx) }()
@@ -218,11 +208,9 @@ func TestForward(t *testing.T) {
 	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	get := func(path string) *http.Response {
-		r, err := http.NewRequestWithContext(limited, http.MethodGet, s.URL()+path, strings.NewReader("a body"))
-		must.OK(t, err)
+		r := must.Get(http.NewRequestWithContext(limited, http.MethodGet, s.URL()+path, strings.NewReader("a body")))(t)
 		r.Header.Set("Cookie", "a=b")
-		resp, err := http.DefaultClient.Do(r)
-		must.OK(t, err)
+		resp := must.Get(http.DefaultClient.Do(r))(t)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		return resp
 	}
@@ -251,13 +239,11 @@ func TestForward(t *testing.T) {
 // Text is legible in both schemes: its colours have a contrast of 4.5 to each ground, as
 // WCAG 2.1 asks of small text (AA).
 func TestContrast(t *testing.T) {
-	files, err := newAssets()
-	must.OK(t, err)
+	files := must.Get(newAssets())(t)
 	luminance := func(hex string) float64 {
 		var rgb [3]float64
 		for i := range rgb {
-			n, err := strconv.ParseUint(hex[2*i:2*i+2], 16, 8)
-			must.OK(t, err)
+			n := must.Get(strconv.ParseUint(hex[2*i:2*i+2], 16, 8))(t)
 			if rgb[i] = float64(n) / 255; rgb[i] <= 0.03928 {
 				rgb[i] /= 12.92
 			} else {

@@ -53,8 +53,7 @@ func check(t *testing.T, dir string, args ...string) (string, error) {
 // TestCheck makes typical mistakes. Each is named, with the lines that are marked in the
 // file, and with the text of the golden file.
 func TestCheck(t *testing.T) {
-	golden, err := filepath.Abs("testdata/mistakes.golden")
-	must.OK(t, err)
+	golden := must.Get(filepath.Abs("testdata/mistakes.golden"))(t)
 	var all strings.Builder
 	mistakes := readMistakes(t)
 	for _, m := range mistakes {

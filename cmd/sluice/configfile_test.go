@@ -136,8 +136,7 @@ func configured(t *testing.T, text string) *runOptions {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.conf")
 	must.OK(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600))
-	o, err := runFlags(t, "--config="+file, "--hostname-override=n")
-	must.OK(t, err)
+	o := must.Get(runFlags(t, "--config="+file, "--hostname-override=n"))(t)
 	return o
 }
 

@@ -113,8 +113,7 @@ func TestExplainServiceProxyName(t *testing.T) {
 // TestExplainIsReproducible wants the addresses of this machine to play no
 // part: only --node-ip and Node objects say what the node's own are.
 func TestExplainIsReproducible(t *testing.T) {
-	host, err := net.InterfaceAddrs()
-	must.OK(t, err)
+	host := must.Get(net.InterfaceAddrs())(t)
 	for _, found := range host {
 		a := netip.MustParsePrefix(found.String()).Addr()
 		if a.IsLoopback() || !a.Is4() {

@@ -44,8 +44,7 @@ var kubeProxyFlags = strings.Fields(`--bind-address=0.0.0.0 --bind-address-hard-
 	--show-hidden-metrics-for-version=1.36 --v=2 --vmodule=a=1 --write-config-to=/f --boot_id_file=/b --machine-id-file=/m`)
 
 func TestKubeProxyFlagsAreAccepted(t *testing.T) {
-	o, err := runFlags(t, kubeProxyFlags...)
-	must.OK(t, err)
+	o := must.Get(runFlags(t, kubeProxyFlags...))(t)
 	given := 0
 	for _, f := range o.ignored {
 		if f.given {

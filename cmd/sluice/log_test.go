@@ -19,8 +19,7 @@ func TestLogNamesUnitsAndErrorsOnce(t *testing.T) {
 		"text": `INF error="steering: no route; no table" took=128.3ms`,
 		"json": `{"level":"info","took":"128.3ms","error":"steering: no route; no table"`,
 	} {
-		stderr, err := os.CreateTemp(t.TempDir(), "")
-		must.OK(t, err)
+		stderr := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 		saved := os.Stderr
 		os.Stderr = stderr
 		o := newRunOptions()
@@ -54,8 +53,7 @@ func TestCleanupTakesTheFlagsOfRun(t *testing.T) {
 
 // A device that is no terminal, as in sluice tap > /dev/null.
 func TestNullDeviceIsNoTerminal(t *testing.T) {
-	null, err := os.Open(os.DevNull)
-	must.OK(t, err)
+	null := must.Get(os.Open(os.DevNull))(t)
 	defer null.Close()
 	if isTerminal(null) {
 		t.Errorf("%s counts as a terminal", os.DevNull)

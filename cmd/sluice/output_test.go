@@ -93,8 +93,7 @@ func outputs(t *testing.T, s string) map[string]string {
 	}
 	for console, name := range map[bool]string{false: "access log as json", true: "access log for people"} {
 		write(name, func(b *bytes.Buffer) {
-			l, err := conntrack.OpenLog(conntrack.LogOptions{Writer: b, Console: console, Zone: time.UTC})
-			must.OK(t, err)
+			l := must.Get(conntrack.OpenLog(conntrack.LogOptions{Writer: b, Console: console, Zone: time.UTC}))(t)
 			endpoint := &port.Families[service.IPv4].Endpoints[0]
 			l.Write([]conntrack.Record{{
 				Client: netip.MustParseAddrPort("10.9.0.1:1"), VIP: netip.MustParseAddrPort("10.96.0.1:80"), Port: port,
@@ -115,9 +114,7 @@ func outputs(t *testing.T, s string) map[string]string {
 		answer := httptest.NewRecorder()
 		metrics := promhttp.HandlerFor(admin.NewRegistry(admin.Sources{Table: connections}), promhttp.HandlerOpts{})
 		metrics.ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
-		if answer.Code != 200 {
-			t.Fatalf("%q: metrics: %s", s, answer.Body)
-		}
+		must.Equalf(t, answer.Code, 200, "%q: metrics: %s", s, answer.Body)
 		for line := range strings.Lines(answer.Body.String()) {
 			if !strings.Contains(line, "go_") { // of which there may be more or fewer
 				b.WriteString(line)
@@ -133,8 +130,7 @@ func readManifest(t *testing.T, s string, log zerolog.Logger) {
 	dir := t.TempDir()
 	name := strings.NewReplacer("/", "", "\x00", "").Replace(s)
 	name = name[:min(len(name), 200)] + ".yaml"
-	quoted, err := json.Marshal(s)
-	must.OK(t, err)
+	quoted := must.Get(json.Marshal(s))(t)
 	text := "apiVersion: v1\nkind: Service\nmetadata: {name: " + string(quoted) + ", labels: {a: " + string(quoted) + "}, annotations: {" + string(quoted) + ": a}}\n" +
 		"spec: {type: " + string(quoted) + ", clusterIP: " + string(quoted) + ", ports: [{port: 80, protocol: " + string(quoted) + "}], " + string(quoted) + "x: 1}\n"
 	must.OK(t, os.WriteFile(filepath.Join(dir, "a"+name), []byte(text), 0o600))

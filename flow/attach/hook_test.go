@@ -46,8 +46,7 @@ func TestFilters(t *testing.T) {
 		t.Errorf("%d filters of others are left", others)
 	}
 	// Where the queueing discipline was ours, it is gone.
-	qdiscs, err := nl.QdiscList(lab.Node.Link(t, "b1"))
-	must.OK(t, err)
+	qdiscs := must.Get(nl.QdiscList(lab.Node.Link(t, "b1")))(t)
 	for _, q := range qdiscs {
 		if strings.Contains(q.Type(), "clsact") {
 			t.Errorf("%v is left", q)

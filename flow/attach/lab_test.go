@@ -23,8 +23,7 @@ func opened(t *testing.T, node *netns.Host, change func(*Options)) *Interfaces {
 	if change != nil {
 		change(&o)
 	}
-	i, err := Open(o)
-	must.OK(t, err)
+	i := must.Get(Open(o))(t)
 	t.Cleanup(func() { i.Close(false) })
 	must.OK(t, i.Start())
 	return i

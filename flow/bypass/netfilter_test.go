@@ -27,8 +27,7 @@ func requireNetfilterPrograms(t *testing.T) {
 func TestNetfilterPrograms(t *testing.T) {
 	requireNetfilterPrograms(t)
 	lab := netns.NewLab(t, 1)
-	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	must.OK(t, err)
+	o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs))(t)
 	t.Cleanup(o.close)
 	found := func(when, want string) {
 		t.Helper()
@@ -66,8 +65,7 @@ func TestNetfilterPrograms(t *testing.T) {
 func TestNetfilterProgramsUnread(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 0)
-	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	must.OK(t, err)
+	o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs))(t)
 	t.Cleanup(o.close)
 	o.unread = syscall.EPERM
 	if what, err := o.inStack(); what != "" || !errors.Is(err, syscall.EPERM) {

@@ -20,8 +20,7 @@ import (
 func TestOthersInTheStack(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 1)
-	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	must.OK(t, err)
+	o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs))(t)
 	t.Cleanup(o.close)
 	run := func(name string, args ...string) func() {
 		return func() {
@@ -33,8 +32,7 @@ func TestOthersInTheStack(t *testing.T) {
 	}
 	gone := func() { lab.Node.NFT(t, "flush ruleset") }
 	policy := &netlink.XfrmPolicy{Dir: netlink.XFRM_DIR_FWD, Src: ipNet("10.1.0.0/24"), Dst: ipNet("10.2.0.0/16")}
-	xfrm, err := netlink.NewHandleAt(vnetns.NsHandle(lab.Node.FD()), syscall.NETLINK_XFRM)
-	must.OK(t, err)
+	xfrm := must.Get(netlink.NewHandleAt(vnetns.NsHandle(lab.Node.FD()), syscall.NETLINK_XFRM))(t)
 	t.Cleanup(xfrm.Close)
 	for _, c := range []struct {
 		name, want string
@@ -144,8 +142,7 @@ func TestOthersAtInterfaces(t *testing.T) {
 				must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/"+name+"/rp_filter", "0"))
 			}
 			must.OK(t, c.change(t, lab.Node, lab.Node.Link(t, "b1")))
-			o, err := openOthers(lab.Node.FD(), "sluice", isOurs, own)
-			must.OK(t, err)
+			o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs, own))(t)
 			defer o.close()
 			lookAll(t, o, lab.Node)
 			if ways, err := o.at(lab.Node.Link(t, "b1")); ways != c.ways || err != nil {
@@ -171,11 +168,9 @@ func attachBoth(t *testing.T, n *netns.Host, l netlink.Link, p *ebpf.Program, si
 // lookAll has everything read that ways go by, and returns whether peers have news.
 func lookAll(t *testing.T, o *others, n *netns.Host) bool {
 	t.Helper()
-	list, err := n.Netlink().LinkList()
-	must.OK(t, err)
+	list := must.Get(n.Netlink().LinkList())(t)
 	must.OK(t, o.look())
-	news, err := o.peers.look(list, func(int) bool { return true })
-	must.OK(t, err)
+	news := must.Get(o.peers.look(list, func(int) bool { return true }))(t)
 	return news
 }
 
@@ -191,8 +186,7 @@ func TestPeersOfOneNamespace(t *testing.T) {
 	} {
 		must.OK(t, nl.LinkAdd(l))
 	}
-	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	must.OK(t, err)
+	o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs))(t)
 	defer o.close()
 	lookAll(t, o, lab.Node)
 	for _, name := range []string{"one", "two", "br"} {

@@ -25,8 +25,7 @@ func TestPeersWithXDP(t *testing.T) {
 	} {
 		must.OK(t, nl.LinkAdd(l))
 	}
-	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
-	must.OK(t, err)
+	o := must.Get(openOthers(lab.Node.FD(), "sluice", isOurs))(t)
 	t.Cleanup(o.close)
 	lookAll(t, o, lab.Node)
 	expect := func(when string, want map[string]Way) {
@@ -78,8 +77,7 @@ func TestPeersWithXDP(t *testing.T) {
 func TestPeersUnread(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 1)
-	p, err := openPeers(lab.Node.FD())
-	must.OK(t, err)
+	p := must.Get(openPeers(lab.Node.FD()))(t)
 	t.Cleanup(p.close)
 	for name, change := range map[string]func(*netlink.LinkAttrs){
 		"no peer":      func(a *netlink.LinkAttrs) { a.ParentIndex = 9999 },
@@ -91,8 +89,6 @@ func TestPeersUnread(t *testing.T) {
 		if ways := p.ways(l); ways != 0 {
 			t.Errorf("%s: ways %b, %v, %v", name, ways, news, err)
 		}
-		if gone := name == "no peer"; (err == nil) != gone {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.Equalf(t, err == nil, name == "no peer", "%s: %v", name, err)
 	}
 }

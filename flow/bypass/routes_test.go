@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -34,8 +35,7 @@ func newRoutesNet(t *testing.T, buffer int, log io.Writer) *routesNet {
 
 func openedRoutes(t *testing.T, node *netns.Host, buffer int, log io.Writer) *routes {
 	t.Helper()
-	r, err := openRoutes(node.FD(), buffer, zerolog.New(log))
-	must.OK(t, err)
+	r := must.Get(openRoutes(node.FD(), buffer, zerolog.New(log)))(t)
 	t.Cleanup(r.close)
 	wait.True(t, "routes are known", func() bool {
 		r.mu.Lock()
@@ -178,9 +178,7 @@ func TestRoutesAreListedAgain(t *testing.T) {
 	if line := <-said.lines; !strings.Contains(line, "no buffer space") {
 		t.Error(line)
 	}
-	if n.routes.limit(b2, Into) != 0 {
-		t.Error("packets take shortcuts although changes of routes were lost")
-	}
+	check.Equalf(t, n.routes.limit(b2, Into), 0, "packets take shortcuts although changes of routes were lost")
 	<-said.lines
 	n.await("routes are known again", false, true)
 }

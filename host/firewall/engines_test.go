@@ -3,6 +3,8 @@ package firewall
 import (
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestEnginesOf(t *testing.T) {
@@ -20,8 +22,6 @@ func TestEnginesOf(t *testing.T) {
 		for _, e := range enginesOf(strings.Fields(test.chains), strings.Fields(test.tables)) {
 			names = append(names, e.Name)
 		}
-		if got := strings.Join(names, " "); got != test.want {
-			t.Errorf("%+v: %q", test, got)
-		}
+		check.Equalf(t, strings.Join(names, " "), test.want, "%+v", test)
 	}
 }

@@ -2,13 +2,13 @@ package firewall
 
 import (
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -25,8 +25,7 @@ func TestForwardPoliciesAreFound(t *testing.T) {
 		}))
 		return found
 	}
-	conn, err := nft.New(nft.WithNetNSFd(node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nft.New(nft.WithNetNSFd(node.FD())))(t)
 	chain := func(table, name string, to ...string) {
 		t.Helper()
 		made := conn.AddTable(&nft.Table{Name: table, Family: nft.TableFamilyINet})
@@ -48,9 +47,7 @@ func TestForwardPoliciesAreFound(t *testing.T) {
 	}
 	chain("policies", "forward", "egress")
 	want := []string{"chain forward of the nftables table policies"}
-	if found := look(); !slices.Equal(found, want) {
-		t.Errorf("found %q, want %q", found, want)
-	}
+	check.EqualSlicesf(t, look(), want, "found")
 }
 
 // TestForwardPolicies plays the rules that count, and those that do not.

@@ -63,8 +63,7 @@ func TestReadOnNode(t *testing.T) {
 				}
 				load(t, node, c.text, c.program)
 			}
-			conn, err := kernel.OpenNFTables(node.FD())
-			must.OK(t, err)
+			conn := must.Get(kernel.OpenNFTables(node.FD()))(t)
 			defer conn.Close()
 			if got, err := ReadOnNode(conn, "mine"); err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)

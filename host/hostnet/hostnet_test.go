@@ -284,8 +284,7 @@ func TestSameLink(t *testing.T) {
 // TestNamespaceWithoutRoutes can be read: nobody has set up its interface lo.
 func TestNamespaceWithoutRoutes(t *testing.T) {
 	netns.Require(t)
-	ns, err := sys.NewNetNS()
-	must.OK(t, err)
+	ns := must.Get(sys.NewNetNS())(t)
 	defer ns.Close()
 	if err := sys.InNetNS(int(ns.Fd()), func() error {
 		w, err := Open(Options{Pods: func(string) bool { return true }})

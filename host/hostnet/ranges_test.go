@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // parseRoutes reads routes as "10.244.1.0/24 pods, 10.244.1.7/32 metric=5".
@@ -50,9 +52,7 @@ func TestPodRanges(t *testing.T) {
 		for _, p := range podRanges(parseRoutes(t, tt.routes)) {
 			got = append(got, p.String())
 		}
-		if text := strings.Join(got, " "); text != tt.want {
-			t.Errorf("%s: got %q, want %q", tt.name, text, tt.want)
-		}
+		check.Equalf(t, strings.Join(got, " "), tt.want, "%s", tt.name)
 	}
 }
 

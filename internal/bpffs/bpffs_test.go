@@ -24,8 +24,7 @@ func TestDirectoriesOfProxies(t *testing.T) {
 		name      string
 		namespace int
 	}{{"sluice", 0}, {"sluice", other.FD()}, {"second", 0}, {"a.b/../c", 0}} {
-		d, err := bpffs.Of(root, p.name, p.namespace)
-		must.OK(t, err)
+		d := must.Get(bpffs.Of(root, p.name, p.namespace))(t)
 		if slices.Contains(all, d) {
 			t.Errorf("%s twice", d)
 		}
@@ -59,8 +58,7 @@ func TestPlacesThatAreNotUsed(t *testing.T) {
 		check.Errorf(t, must.Err(bpffs.Of(root, "sluice", 0)), want, "%q", root)
 	}
 	root := netns.MountBPF(t)
-	d, err := bpffs.Of(root, "sluice", 0)
-	must.OK(t, err)
+	d := must.Get(bpffs.Of(root, "sluice", 0))(t)
 	must.OK(t, d.Make())
 	must.OK(t, os.Chmod(filepath.Dir(string(d)), 0o777))
 	check.Errorf(t, d.Make(), "belongs to another user", "a directory that all may write to")

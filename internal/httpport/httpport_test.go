@@ -27,8 +27,7 @@ func serve(t *testing.T, g *Group) string {
 	mux.HandleFunc("/slow", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	large := make([]byte, 16<<20) // more than the sockets' buffers take
 	mux.HandleFunc("/large", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
-	l, err := net.Listen("tcp4", "0.0.0.0:0")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp4", "0.0.0.0:0"))(t)
 	s := New(g, mux, time.Minute)
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
@@ -39,8 +38,7 @@ func serve(t *testing.T, g *Group) string {
 func dial(t *testing.T, from, to, text string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	c, err := d.DialContext(context.Background(), "tcp4", to)
-	must.OK(t, err)
+	c := must.Get(d.DialContext(context.Background(), "tcp4", to))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	_, _ = io.WriteString(c, text) // it may be closed before it is through
 	return c

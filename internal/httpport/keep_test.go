@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -39,12 +40,9 @@ func TestKeep(t *testing.T) {
 	}()
 	answers := func(l net.Listener) {
 		t.Helper()
-		r, err := http.Get("http://" + l.Addr().String())
-		must.OK(t, err)
+		r := must.Get(http.Get("http://" + l.Addr().String()))(t)
 		_ = r.Body.Close()
-		if r.StatusCode != http.StatusNotFound {
-			t.Errorf("answered with %s", r.Status)
-		}
+		check.Equalf(t, r.StatusCode, http.StatusNotFound, "answered with %s", r.Status)
 	}
 	first := <-sockets
 	answers(first)
@@ -73,8 +71,7 @@ func TestKeep(t *testing.T) {
 
 // A context that has ended leaves nothing behind.
 func TestKeepAfterTheEnd(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, first := range []net.Listener{nil, l} {
@@ -91,8 +88,7 @@ func TestKeepAfterTheEnd(t *testing.T) {
 // Servers take over a listening socket from each other, one after the other, while clients
 // ask without a pause, each on a connection of its own: every request is answered.
 func TestEndAnswersWhatIsAccepted(t *testing.T) {
-	first, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
+	first := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	url := "http://" + first.Addr().String()
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
@@ -139,8 +135,7 @@ func TestEndAnswersWhatIsAccepted(t *testing.T) {
 			}
 			return nil
 		})
-		f, err := l.(*net.TCPListener).File()
-		must.OK(t, err)
+		f := must.Get(l.(*net.TCPListener).File())(t)
 		next, err := net.FileListener(f)
 		_ = f.Close()
 		must.OK(t, err)

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestName(t *testing.T) {
@@ -12,8 +14,6 @@ func TestName(t *testing.T) {
 		"cluster-cdir": "cluster-cidr", "Config": "config", "confg": "config", "bindaddress": "bind-address",
 		"manifests": "", "": "", strings.Repeat("x", 1000): "",
 	} {
-		if got := Name(name, 3, slices.Values(names)); got != want {
-			t.Errorf("%q: %q, want %q", name, got, want)
-		}
+		check.Equalf(t, Name(name, 3, slices.Values(names)), want, "%q", name)
 	}
 }

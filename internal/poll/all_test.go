@@ -13,8 +13,7 @@ import (
 func TestPostAll(t *testing.T) {
 	var loops []*Loop
 	for range 3 {
-		l, err := New()
-		must.OK(t, err)
+		l := must.Get(New())(t)
 		loops = append(loops, l)
 	}
 	running := make(chan error, 2)

@@ -18,8 +18,7 @@ import (
 // runLoop runs a loop until the test ends.
 func runLoop(t *testing.T) *Loop {
 	t.Helper()
-	l, err := New()
-	must.OK(t, err)
+	l := must.Get(New())(t)
 	done := make(chan error, 1)
 	go func() { done <- l.Run() }()
 	t.Cleanup(func() {
@@ -52,8 +51,7 @@ func wait[T any](t *testing.T, c <-chan T) (v T) {
 // pair returns two connected sockets.
 func pair(t *testing.T) (a, b int) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	must.OK(t, err)
+	fds := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() { unix.Close(fds[0]); unix.Close(fds[1]) })
 	return fds[0], fds[1]
 }
@@ -100,8 +98,7 @@ func TestPostFromTheLoop(t *testing.T) {
 }
 
 func TestStopRunsWhatIsPosted(t *testing.T) {
-	l, err := New()
-	must.OK(t, err)
+	l := must.Get(New())(t)
 	ran := 0
 	for range 3 {
 		l.Post(func() { ran++ })
@@ -120,8 +117,7 @@ func TestStopRunsWhatIsPosted(t *testing.T) {
 }
 
 func TestStopWithoutRun(t *testing.T) {
-	l, err := New()
-	must.OK(t, err)
+	l := must.Get(New())(t)
 	ran := false
 	l.Post(func() { ran = true })
 	l.Stop()
@@ -139,9 +135,7 @@ func TestEdgeTriggeredEvents(t *testing.T) {
 	on(t, l, func() {
 		var err error
 		reg, err = l.Add(a, 3, Readable|PeerDone|Edge, handlerFunc(func(tag uint8, ev Events) {
-			if tag != 3 {
-				t.Errorf("tag %d", tag)
-			}
+			check.Equalf(t, tag, 3, "tag")
 			seen <- ev
 		}))
 		if err != nil || l.slots.used != 1 {
@@ -316,8 +310,7 @@ func TestTimersOfBusyRounds(t *testing.T) {
 // TestRounds: functions at the end of a round, rounds without waiting, and functions
 // before the loop waits.
 func TestRounds(t *testing.T) {
-	l, err := New()
-	must.OK(t, err)
+	l := must.Get(New())(t)
 	var log []string
 	left := 0
 	idle := make(chan struct{}, 100)
@@ -339,9 +332,7 @@ func TestRounds(t *testing.T) {
 	l.Post(func() { left, log = 3, append(log, "post") })
 	wait(t, idle)
 	on(t, l, func() {
-		if !slices.Equal(log[:5], []string{"post", "tick", "tick", "tick", "wait"}) {
-			t.Errorf("%v", log)
-		}
+		check.EqualSlicesf(t, log[:5], []string{"post", "tick", "tick", "tick", "wait"}, "%v", log)
 	})
 }
 
@@ -360,8 +351,7 @@ func TestInterrupted(t *testing.T) {
 // TestExclusiveListener: two loops share a listening socket; each connection is
 // accepted once.
 func TestExclusiveListener(t *testing.T) {
-	fd, err := sys.ListenTCP(loopback, sys.ListenOptions{})
-	must.OK(t, err)
+	fd := must.Get(sys.ListenTCP(loopback, sys.ListenOptions{}))(t)
 	defer sys.Close(fd)
 	addr, _ := sys.LocalAddr(fd)
 	const conns = 200
@@ -395,14 +385,12 @@ func TestExclusiveListener(t *testing.T) {
 }
 
 func TestHandlingAnEventAllocatesNothing(t *testing.T) {
-	l, err := New()
-	must.OK(t, err)
+	l := must.Get(New())(t)
 	defer l.Stop()
 	a, b := pair(t)
 	h := handlerFunc(func(uint8, Events) {})
 	if n := testing.AllocsPerRun(100, func() {
-		reg, err := l.Add(a, 0, Readable|Edge, h)
-		must.OK(t, err)
+		reg := must.Get(l.Add(a, 0, Readable|Edge, h))(t)
 		sys.Send(b, one, false)
 		n, _ := l.collect()
 		for _, ev := range l.buffer[:n] {
@@ -419,8 +407,7 @@ var one = []byte("x")
 // BenchmarkPost measures the time until a function has run on an idle loop and the
 // caller knows it.
 func BenchmarkPost(b *testing.B) {
-	l, err := New()
-	must.OK(b, err)
+	l := must.Get(New())(b)
 	go l.Run()
 	defer l.Stop()
 	var ran atomic.Int64

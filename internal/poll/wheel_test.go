@@ -100,9 +100,7 @@ func checkWheel(t *testing.T, w *wheel, alarms []alarm, model map[int]int64) {
 	t.Helper()
 	held := 0
 	for i, head := range w.heads {
-		if (head != nil) != (w.busy[i/levelSize]&(1<<(i%levelSize)) != 0) {
-			t.Fatalf("slot %d: the bit is wrong", i)
-		}
+		must.Equalf(t, head != nil, w.busy[i/levelSize]&(1<<(i%levelSize)) != 0, "slot %d: the bit is wrong", i)
 		for timer := head; timer != nil; timer = timer.next {
 			held++
 		}

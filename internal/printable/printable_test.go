@@ -60,8 +60,7 @@ func FuzzAll(f *testing.F) {
 				t.Fatalf("%q becomes %s, and that %q", s, name, back)
 			}
 		}
-		line, err := json.Marshal(map[string]string{"a": s})
-		must.OK(t, err)
+		line := must.Get(json.Marshal(map[string]string{"a": s}))(t)
 		out := string(JSON(line))
 		if i := strings.IndexFunc(out, func(r rune) bool { return !strconv.IsPrint(r) }); i >= 0 {
 			t.Fatalf("%q becomes %q", line, out)

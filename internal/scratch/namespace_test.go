@@ -21,8 +21,7 @@ func TestWires(t *testing.T) {
 	for name, wire := range map[string]func(*Namespace, string, *Namespace, string) error{"plain": (*Namespace).Wire, "quiet": (*Namespace).WireQuietly} {
 		var spaces [2]*Namespace
 		for i, name := range []string{"here", "there"} {
-			n, err := New(name)
-			must.OK(t, err)
+			n := must.Get(New(name))(t)
 			defer n.Close()
 			spaces[i] = n
 		}

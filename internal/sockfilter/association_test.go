@@ -27,8 +27,7 @@ func TestCompileClients(t *testing.T) {
 		{v6, prefixes("fd00::/8", "2001:db8:2:1::5/128"), "2001:db8:2:1::5", true},
 		{v6, prefixes("fd00::/8", "2001:db8:2:1::5/128"), "2001:db8:2:1::6", false},
 	} {
-		program, err := CompileClients(c.at, c.allowed)
-		must.OK(t, err)
+		program := must.Get(CompileClients(c.at, c.allowed))(t)
 		for _, port := range []uint16{1, 3868} {
 			check.Equalf(t, run(t, program, packet{netip.MustParseAddr(c.from), netip.AddrPortFrom(c.at, port)}), c.want, "%s among %v", c.from, c.allowed)
 		}
@@ -57,8 +56,6 @@ func TestNoAssociations(t *testing.T) {
 				t.Fatalf("code %#x", op.Code)
 			}
 		}
-		if want := chunk != 1; got != want {
-			t.Errorf("chunk %d: kept %t", chunk, got)
-		}
+		check.Equalf(t, got, chunk != 1, "chunk %d: kept", chunk)
 	}
 }

@@ -43,8 +43,7 @@ func TestKernelAgreesWithTheModel(t *testing.T) {
 			}
 			at := netip.AddrPortFrom(netip.MustParseAddr(c.server), 8080)
 			rules := []Rule{{at.Addr(), at.Port(), c.allowed}}
-			program, err := Compile(rules)
-			must.OK(t, err)
+			program := must.Get(Compile(rules))(t)
 			t.Logf("%d instructions", len(program))
 			var fd int
 			must.OK(t, ns.Do(func() (err error) {

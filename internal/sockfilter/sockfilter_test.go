@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/race"
 )
@@ -133,8 +134,7 @@ func TestCompile(t *testing.T) {
 		{v6, "::", "[2001:db8::1]:81", true},
 	} {
 		p := packet{netip.MustParseAddr(c.from), netip.MustParseAddrPort(c.to)}
-		program, err := Compile(c.rules)
-		must.OK(t, err)
+		program := must.Get(Compile(c.rules))(t)
 		if got := run(t, program, p); got != c.want || admits(c.rules, p) != c.want {
 			t.Errorf("%v: got %t, the model says %t, want %t", p, got, admits(c.rules, p), c.want)
 		}
@@ -192,16 +192,12 @@ func TestThousandsOfRangesFit(t *testing.T) {
 		for _, p := range rules[0].Allowed {
 			for _, from := range []netip.Addr{p.Addr(), p.Addr().Next(), p.Addr().Prev()} {
 				q := packet{from, to}
-				if got, want := run(t, program, q), admits(rules, q); got != want {
-					t.Fatalf("%v: got %t, want %t", q, got, want)
-				}
+				must.Equalf(t, run(t, program, q), admits(rules, q), "%v", q)
 			}
 		}
 	}
 	_, err := Compile([]Rule{{netip.MustParseAddr("192.0.2.1"), 80, scattered(5000, false)}})
-	if !errors.Is(err, ErrTooLong) {
-		t.Errorf("5000 ranges: %v", err)
-	}
+	check.ErrorIsf(t, err, ErrTooLong, "5000 ranges")
 }
 
 // random makes rules and packets that have to do with them of some bytes.

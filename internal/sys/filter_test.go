@@ -80,9 +80,7 @@ func TestF5_FilterSilencesTheHandshake(t *testing.T) {
 		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: nothing})
 		want := func(want string) {
 			t.Helper()
-			if got := outcome(t, ns, addr, want); got != want {
-				t.Errorf("%s: %s, want %s", addr, got, want)
-			}
+			check.Equalf(t, outcome(t, ns, addr, want), want, "%s", addr)
 		}
 		want("silence")
 		// Only connections to 8080 from that very address, by the IP header.
@@ -132,8 +130,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 			addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
 			options := sys.ListenOptions{FreeBind: true}
 			fd := listenIn(t, ns, addr, options)
-			client, err := ns.Dial("tcp", addr.String())
-			must.OK(t, err)
+			client := must.Get(ns.Dial("tcp", addr.String()))(t)
 			defer client.Close()
 			conn := accept(t, fd)
 			var old []int
@@ -144,9 +141,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 				// net.Listen sets SO_REUSEADDR, as most servers do.
 				for _, other := range []string{addr.String(), fmt.Sprintf(":%d", addr.Port())} {
 					l, err := ns.Listen("tcp", other)
-					if !errors.Is(err, syscall.EADDRINUSE) {
-						t.Errorf("%s %s: another program listens on %s: %v", how, addr, other, err)
-					}
+					check.ErrorIsf(t, err, syscall.EADDRINUSE, "%s %s: another program listens on %s", how, addr, other)
 					if err == nil {
 						_ = l.Close()
 					}
@@ -191,9 +186,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		}
 		must.Equal(t, sys.Hide(fd), 0)
 		must.Equal(t, sys.DetachFilter(fd), 0)
-		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
-			t.Errorf("%s: %s, want refuse", addr, got)
-		}
+		check.Equalf(t, outcome(t, ns, addr, "refuse"), "refuse", "%s", addr)
 		must.OK(t, must.Err(client.Write([]byte("x"))))
 		deadline := time.Now().Add(20 * time.Second)
 		conn, _, e := sys.Accept(fd)
@@ -217,8 +210,6 @@ func TestLetGoLeavesThePort(t *testing.T) {
 		must.Equal(t, sys.LetGo(fd), 0)
 		check.Equalf(t, outcome(t, ns, addr, "refuse"), "refuse", "stopped %t", stopped)
 		listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
-		if got := outcome(t, ns, addr, "accept"); got != "accept" {
-			t.Errorf("stopped %t: %s by the next listener, want accept", stopped, got)
-		}
+		check.Equalf(t, outcome(t, ns, addr, "accept"), "accept", "stopped %t: how many by the next listener", stopped)
 	}
 }

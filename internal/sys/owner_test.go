@@ -17,8 +17,7 @@ func TestSharedPortIsNotJoined(t *testing.T) {
 		t.Skipf("SKIP-NEEDS: CAP_CHOWN: %v", err)
 	}
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
-		ours, err := ListenTCP(netip.MustParseAddrPort(address), ListenOptions{ReusePort: true})
-		must.OK(t, err)
+		ours := must.Get(ListenTCP(netip.MustParseAddrPort(address), ListenOptions{ReusePort: true}))(t)
 		defer Close(ours)
 		at, e := LocalAddr(ours)
 		must.Equal(t, e, 0)

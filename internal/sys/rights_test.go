@@ -12,14 +12,11 @@ import (
 
 func TestSendFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	must.OK(t, err)
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	defer l.Close()
-	from, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path})
-	must.OK(t, err)
+	from := must.Get(net.DialUnix("unix", nil, &net.UnixAddr{Name: path}))(t)
 	defer from.Close()
-	to, err := l.AcceptUnix()
-	must.OK(t, err)
+	to := must.Get(l.AcceptUnix())(t)
 	defer to.Close()
 
 	r, w, err := os.Pipe()

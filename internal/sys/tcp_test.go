@@ -17,8 +17,7 @@ import (
 // listen makes a listening socket on a free port and returns its address.
 func listen(t testing.TB, on string, o ListenOptions) (int, netip.AddrPort) {
 	t.Helper()
-	fd, err := ListenTCP(netip.AddrPortFrom(netip.MustParseAddr(on), 0), o)
-	must.OK(t, err)
+	fd := must.Get(ListenTCP(netip.AddrPortFrom(netip.MustParseAddr(on), 0), o))(t)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
 	must.Equal(t, e, 0)
@@ -235,8 +234,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 	if _, err := ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{}); !errors.Is(err, EADDRNOTAVAIL) {
 		t.Fatal(err)
 	}
-	fd, err := ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{FreeBind: true})
-	must.OK(t, err)
+	fd := must.Get(ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{FreeBind: true}))(t)
 	Close(fd)
 }
 

@@ -15,8 +15,7 @@ import (
 // bound returns a UDP socket on a loopback address, and its address.
 func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
 	t.Helper()
-	fd, err := BindUDP(netip.AddrPortFrom(netip.MustParseAddr(ip), 0), o)
-	must.OK(t, err)
+	fd := must.Get(BindUDP(netip.AddrPortFrom(netip.MustParseAddr(ip), 0), o))(t)
 	t.Cleanup(func() { Close(fd) })
 	addr, e := LocalAddr(fd)
 	must.Equal(t, e, 0)
@@ -72,9 +71,7 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 					t.Fatalf("%v, empty %v", e, out.Empty())
 				}
 				got, segments, dst := receiveAll(t, to, len(want))
-				if len(got) != len(want) {
-					t.Fatalf("%d datagrams, want %d", len(got), len(want))
-				}
+				must.Equalf(t, len(got), len(want), "datagrams")
 				for i := range want {
 					if !bytes.Equal(got[i], want[i]) {
 						t.Errorf("datagram %d: %d bytes, want %d", i, len(got[i]), len(want[i]))

@@ -1,7 +1,6 @@
 package bind
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"strings"
@@ -26,8 +25,7 @@ func TestSteering(t *testing.T) {
 	steering.Run(t, steering.Mode{
 		Uncounted: true,
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
-			r, err := New(optionsOf(node))
-			must.OK(t, err)
+			r := must.Get(New(optionsOf(node)))(t)
 			return r
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {
@@ -51,8 +49,7 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 		want bool
 	}{{"32768 60999", true}, {"32768 61000", false}, {"1024 65535", false}} {
 		must.OK(t, lab.Node.SetSysctl("net/ipv4/ip_local_port_range", c.own))
-		r, err := New(optionsOf(lab.Node))
-		must.OK(t, err)
+		r := must.Get(New(optionsOf(lab.Node)))(t)
 		got := r.Traits().Replies
 		if got.Diverted != c.want || (got.Why == "") != c.want {
 			t.Errorf("local ports %s: %+v", c.own, got)
@@ -67,8 +64,7 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 
 func TestPlansThatCannotBe(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	r, err := New(optionsOf(lab.Node))
-	must.OK(t, err)
+	r := must.Get(New(optionsOf(lab.Node)))(t)
 	lab.Settle(t)
 	before := lab.Node.Dump(t)
 	for _, c := range []struct{ local, want string }{
@@ -82,7 +78,5 @@ func TestPlansThatCannotBe(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	check.OK(t, r.Close())
-	if err := r.Apply(redirect.Plan{}); !errors.Is(err, mode.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	check.ErrorIsf(t, r.Apply(redirect.Plan{}), mode.ErrClosed, "after Close")
 }

@@ -163,8 +163,7 @@ func TestTrials(t *testing.T) {
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	choice, err := Open(o)
-	must.OK(t, err)
+	choice := must.Get(Open(o))(t)
 	t.Logf("%s, in %v", choice, choice.Took)
 	check.OK(t, choice.Redirector.Close())
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestDenied: what a user without rights sees is not taken for a missing module.
@@ -19,8 +21,6 @@ func TestDenied(t *testing.T) {
 		{&programError{name: "iptables-restore", text: "can't initialize iptables table", err: errors.New("exit status 3")}, false},
 		{fmt.Errorf("iptables-save: %w", os.ErrNotExist), false},
 	} {
-		if got := denied(test.err); got != test.want {
-			t.Errorf("%v: %v, want %v", test.err, got, test.want)
-		}
+		check.Equalf(t, denied(test.err), test.want, "%v", test.err)
 	}
 }

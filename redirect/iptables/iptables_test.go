@@ -52,8 +52,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		} {
 			to, as := netip.AddrPortFrom(pair.endpoint, 8080), netip.AddrPortFrom(pair.client, want.FirstPort)
 			tcpDialer := steering.DialerFrom("tcp", as)
-			c, err := lab.Node.Dialer(tcpDialer, "tcp", to.String())
-			must.OK(t, err)
+			c := must.Get(lab.Node.Dialer(tcpDialer, "tcp", to.String()))(t)
 			defer c.Close()
 			if name, err := netns.AskOn(c); err != nil || name != "b1:8080" {
 				t.Errorf("tcp as %s: got %q, %v", as, name, err)
@@ -95,8 +94,7 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 // answer.
 func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
 	t.Helper()
-	u, err := from.Dialer(steering.DialerFrom("udp", as), "udp", to.String())
-	must.OK(t, err)
+	u := must.Get(from.Dialer(steering.DialerFrom("udp", as), "udp", to.String()))(t)
 	defer u.Close()
 	_, _ = u.Write([]byte("hello"))
 	buf := make([]byte, 100)
@@ -149,8 +147,7 @@ func trackConnections(t *testing.T, n *netns.Host, opts Options) {
 func tracked(t *testing.T, n *netns.Namespace) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		flows, err := n.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
-		must.OK(t, err)
+		flows := must.Get(n.Netlink().ConntrackTableList(netlink.ConntrackTable, family))(t)
 		for _, flow := range flows {
 			if flow.Forward.SrcIP.IsLoopback() {
 				continue

@@ -58,8 +58,7 @@ var tcp, udp = steering.TCP, steering.UDP
 func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
 	opts.Routes.NetNS = node.FD()
-	r, err := New(opts)
-	must.OK(t, err)
+	r := must.Get(New(opts))(t)
 	t.Cleanup(func() {
 		check.OKf(t, r.Close(), "close")
 	})

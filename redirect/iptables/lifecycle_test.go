@@ -218,9 +218,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 				}
 				before := dump(t, lab.Node.Namespace)
 				r := newOne(t, lab.Node, opts)
-				if after := dump(t, lab.Node.Namespace); after != before {
-					t.Error("New changed something")
-				}
+				check.Equalf(t, dump(t, lab.Node.Namespace), before, "New changed something")
 				f := steering.NewFront(t, lab.Node, "front")
 				apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), udp("[fd01::10]:53"), tcp("192.0.2.1:80")), steering.Refuse(udp("192.0.2.1:80"))))
 				apply(t, r, steering.Plan(steering.Refuse(tcp("10.96.0.10:80")), steering.Linger(tcp("192.0.2.1:80"))))
@@ -254,8 +252,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 		plan := steering.Plan(steering.Steer(first, web, out), steering.Refuse(tcp("10.96.0.99:1")))
 		plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 		for _, end := range []string{"taken over", "cleaned up"} {
-			killed, err := New(opts)
-			must.OK(t, err)
+			killed := must.Get(New(opts))(t)
 			apply(t, killed, plan)
 			old := steering.Hold(t, lab.Client, web)
 			killed.Router.Close()

@@ -34,8 +34,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		}
 		theirs := func() string {
 			t.Helper()
-			out, err := lab.Node.Command(t, "iptables-"+string(opts.Variant)+"-save", "-t", "filter").Output()
-			must.OK(t, err)
+			out := must.Get(lab.Node.Command(t, "iptables-"+string(opts.Variant)+"-save", "-t", "filter").Output())(t)
 			var lines []string
 			for line := range strings.Lines(string(out)) {
 				if !strings.HasPrefix(line, "#") && strings.Contains(line, "SLUICE-") {
@@ -47,8 +46,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		before := theirs()
 		f := steering.NewFront(t, lab.Node, "front")
 		plan := steering.Plan(steering.Steer(f, tcp("10.96.0.10:80")))
-		r, err := New(opts)
-		must.OK(t, err)
+		r := must.Get(New(opts))(t)
 		var clash *redirect.ClashError
 		if err := r.Apply(plan); !errors.As(err, &clash) || !strings.Contains(err.Error(), "chain "+taken) {
 			t.Errorf("apply: %v", err)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -34,8 +35,6 @@ FWM  00000001 rr
 		for _, a := range addresses {
 			list = append(list, netip.MustParseAddr(a))
 		}
-		if n := virtualServers(table, list); n != want {
-			t.Errorf("%q: %d virtual servers, want %d", addresses, n, want)
-		}
+		check.Equalf(t, virtualServers(table, list), want, "%q: virtual servers", addresses)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -71,8 +72,7 @@ func TestRemove(t *testing.T) {
 			lab := netns.NewLab(t, 1)
 			lab.Backends[0].EchoUDP(t, 53)
 			run(t, lab.Node, restored, program+"-restore")
-			conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-			must.OK(t, err)
+			conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 			for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 				kube := conn.AddTable(&nftables.Table{Name: "kube-proxy", Family: family})
 				chain := conn.AddChain(&nftables.Chain{Table: kube, Name: "services"})
@@ -81,20 +81,16 @@ func TestRemove(t *testing.T) {
 			}
 			must.OK(t, conn.Flush())
 			for _, to := range []string{"10.96.0.10:53", "10.2.1.2:53"} { // one through the rules, one not
-				c, err := lab.Client.Dial("udp", to)
-				must.OK(t, err)
+				c := must.Get(lab.Client.Dial("udp", to))(t)
 				_, _ = c.Write([]byte("hello"))
 				must.OKf(t, must.Err(c.Read(make([]byte, 10))), "%s", to)
 				_ = c.Close()
 			}
 			flows := func() (n int) {
-				list, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
-				must.OK(t, err)
+				list := must.Get(lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4))(t)
 				return len(list)
 			}
-			if n := flows(); n != 2 {
-				t.Fatalf("%d flows are tracked, want 2", n)
-			}
+			must.Equalf(t, flows(), 2, "flows are tracked")
 			removed, err := Remove(lab.Node.FD())
 			variant := strings.TrimPrefix(program, "iptables-")
 			want := []string{
@@ -121,8 +117,7 @@ func TestRemove(t *testing.T) {
 			if strings.Contains(left, "KUBE-S") || strings.Contains(left, "KUBE-POSTROUTING") || strings.Contains(left, "KUBE-FORWARD") {
 				t.Errorf("left:\n%s", left)
 			}
-			tables, err := conn.ListTables()
-			must.OK(t, err)
+			tables := must.Get(conn.ListTables())(t)
 			if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "kube-proxy" }) {
 				t.Error("a table is left")
 			}
@@ -145,7 +140,5 @@ func TestRemove(t *testing.T) {
 
 func TestAddressesOf(t *testing.T) {
 	got := addressesOf([]string{"-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -j X", "-A Y ! -d 10.0.0.1/32 -j Z", "-A Y -d 10.0.0.0/8 -j Z", "-A Y -d"})
-	if want := []netip.Addr{netip.MustParseAddr("10.96.0.1")}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	check.EqualSlices(t, got, []netip.Addr{netip.MustParseAddr("10.96.0.1")})
 }

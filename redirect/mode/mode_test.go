@@ -3,7 +3,6 @@ package mode
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -19,15 +18,11 @@ func TestSteps(t *testing.T) {
 	var calls []string
 	called := func(want ...string) {
 		t.Helper()
-		if !slices.Equal(calls, want) {
-			t.Errorf("called %q, want %q", calls, want)
-		}
+		check.EqualSlicesf(t, calls, want, "called")
 		calls = nil
 	}
 	call := func(name string) { calls = append(calls, name) }
-	if err := c.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
-		t.Errorf("the zero value: %v", err)
-	}
+	check.ErrorIsf(t, c.Apply(redirect.Plan{}), ErrClosed, "the zero value")
 	tooHigh := errors.New("port 9000 is too high")
 	broken := error(nil)
 	must.OK(t, c.Open(Steps{
@@ -80,9 +75,7 @@ func TestSteps(t *testing.T) {
 	}
 	called("prepare", "apply", "verify")
 	broken = errors.New("broken")
-	if err := c.Close(); !errors.Is(err, broken) {
-		t.Errorf("close: %v", err)
-	}
+	check.ErrorIsf(t, c.Close(), broken, "close")
 	called("remove", "release")
 	check.OKf(t, c.Close(), "close again")
 	if _, err := c.Verify(); !errors.Is(err, ErrClosed) {

@@ -25,8 +25,7 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 	own := netip.MustParseAddr("10.1.0.77")
 	prefix := netip.PrefixFrom(own, 32)
 	must.OK(t, lab.Node.AddAddr(lab.Client.Name(), prefix))
-	router, err := route.Open(route.Options{NetNS: lab.Node.FD()})
-	must.OK(t, err)
+	router := must.Get(route.Open(route.Options{NetNS: lab.Node.FD()}))(t)
 	var c Core
 	must.OK(t, c.Open(Steps{}, router, watch.Options{NetNS: lab.Node.FD()}))
 	t.Cleanup(func() { _ = c.Close() })
@@ -36,16 +35,14 @@ func TestRoutesFollowTheirSourceBeforeVerify(t *testing.T) {
 		Sources: redirect.Sources{own},
 	})))
 	source := func(want string) bool {
-		lines, err := router.Dump()
-		must.OK(t, err)
+		lines := must.Get(router.Dump())(t)
 		return strings.HasSuffix(strings.Join(lines, "\n"), " src "+want)
 	}
 	if !source(own.String()) {
 		t.Fatal("the routes do not have the source")
 	}
 	nl := lab.Node.Netlink()
-	link, err := nl.LinkByName(lab.Client.Name())
-	must.OK(t, err)
+	link := must.Get(nl.LinkByName(lab.Client.Name()))(t)
 	a, err := netlink.ParseAddr(prefix.String())
 	if err == nil {
 		err = nl.AddrDel(link, a)

@@ -106,8 +106,7 @@ func flushReplies(t *testing.T, r *Router) {
 	t.Helper()
 	for f := range redirect.Families {
 		for _, table := range []int{r.opts.ReplyTable, r.opts.ReplyTable + 1} {
-			routes, err := r.routes(f, table)
-			must.OK(t, err)
+			routes := must.Get(r.routes(f, table))(t)
 			for _, k := range routes {
 				must.OK(t, r.removeRoute(&k))
 			}
@@ -130,9 +129,7 @@ func TestUnusedClientsAreBounded(t *testing.T) {
 		must.OK(t, must.Err(replies.Clients.Hold(addr)))
 		replies.Clients.Release(addr)
 	}
-	if n := len(r.clients.held); n != mostUnused+1 {
-		t.Errorf("%d clients, want %d", n, mostUnused+1)
-	}
+	check.Equalf(t, len(r.clients.held), mostUnused+1, "clients")
 	if changed, err := r.Apply(state); changed || err != nil {
 		t.Errorf("the routes are not those of the clients: %v, %v", changed, err)
 	}

@@ -75,8 +75,7 @@ rule -6 to 2001:db8::7 ipproto UDP dport 53 lookup 8376 proto 83 priority 83`
 func open(t *testing.T, n *netns.Host, o Options) *Router {
 	t.Helper()
 	o.NetNS = n.FD()
-	r, err := Open(o)
-	must.OK(t, err)
+	r := must.Get(Open(o))(t)
 	t.Cleanup(r.Close)
 	return r
 }
@@ -90,8 +89,7 @@ func apply(t *testing.T, r *Router, s State, wantChange bool) {
 
 func dump(t *testing.T, r *Router) string {
 	t.Helper()
-	lines, err := r.Dump()
-	must.OK(t, err)
+	lines := must.Get(r.Dump())(t)
 	return strings.Join(lines, "\n")
 }
 
@@ -99,8 +97,7 @@ func dump(t *testing.T, r *Router) string {
 func somebodyElses(t *testing.T, n *netns.Host) {
 	t.Helper()
 	nl := n.Netlink()
-	lo, err := nl.LinkByName("lo")
-	must.OK(t, err)
+	lo := must.Get(nl.LinkByName("lo"))(t)
 	_, local, _ := net.ParseCIDR("10.200.0.0/16")
 	_, main, _ := net.ParseCIDR("10.201.0.0/16")
 	same := netlink.NewRule() // ours in number only
@@ -228,9 +225,7 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 		}
 		order = append(order, verb+u.Dst.String())
 	}
-	if want := []string{"add 10.96.0.0/23", "add 192.0.2.2/32", "del 10.96.0.0/24", "del 192.0.2.1/32"}; !slices.Equal(order, want) {
-		t.Errorf("got %q, want %q", order, want)
-	}
+	check.EqualSlices(t, order, []string{"add 10.96.0.0/23", "add 192.0.2.2/32", "del 10.96.0.0/24", "del 192.0.2.1/32"})
 }
 
 // TestTablesAreSplitBeforeServicesAreServed: the first rule of a namespace makes
@@ -281,8 +276,7 @@ func TestPortRulesAreAddedInOrder(t *testing.T) {
 		}
 	}
 	apply(t, r, State{NonLocal: redirect.SetOf(addrs("192.0.2.0 192.0.2.1 192.0.2.2 192.0.2.3")...), PortRules: redirect.SetOf(ports...)}, true)
-	rules, err := r.rules(service.IPv4)
-	must.OK(t, err)
+	rules := must.Get(r.rules(service.IPv4))(t)
 	var got []string
 	for _, k := range rules {
 		if own, ok := parseRule(&k); ok && r.isOurRule(&k) {

@@ -38,8 +38,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 	apply(t, r, s, true)
 	const byDefault = "10.2.1.1 fd00:2:1::1 10.2.1.1 fd00:2:1::1"
 	check.Equalf(t, sources(), byDefault, "by the default route")
-	link, err := nl.LinkByName(lab.Client.Name())
-	must.OK(t, err)
+	link := must.Get(nl.LinkByName(lab.Client.Name()))(t)
 	own := addrs("10.1.0.77 fd00:1::77")
 	s.Sources = redirect.Sources{own[0], own[1]}
 	apply(t, r, s, false)
@@ -50,8 +49,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 		}
 		apply(t, r, s, false)
 		check.Equalf(t, sources(), "10.1.0.77 fd00:1::77 10.1.0.77 fd00:1::77", "round %d, the node's own address", round)
-		list, err := nl.AddrList(link, 0)
-		must.OK(t, err)
+		list := must.Get(nl.AddrList(link, 0))(t)
 		for _, a := range list {
 			if ip := addrOf(a.IP); ip == own[0] || ip == own[1] {
 				must.OK(t, nl.AddrDel(link, &a))

@@ -168,15 +168,12 @@ func TestIngressStandsBesideOthers(t *testing.T) {
 	server.EchoTCP(t, 8080)
 	r := newRedirector(t, lab.Node)
 	t.Cleanup(func() { _ = r.Close() })
-	other, err := openIngress(lab.Node.FD(), 0x4000, [2]uint16{1, 2})
-	must.OK(t, err)
+	other := must.Get(openIngress(lab.Node.FD(), 0x4000, [2]uint16{1, 2}))(t)
 	t.Cleanup(other.close)
 	var before []link.Link
 	for _, h := range []string{"client", "b1"} {
-		k, err := lab.Node.Netlink().LinkByName(h)
-		must.OK(t, err)
-		l, err := other.attach(k.Attrs().Index)
-		must.OK(t, err)
+		k := must.Get(lab.Node.Netlink().LinkByName(h))(t)
+		l := must.Get(other.attach(k.Attrs().Index))(t)
 		before = append(before, l)
 	}
 	must.OK(t, r.Apply(steering.Plan()))

@@ -129,8 +129,7 @@ func TestMapsThatAreFull(t *testing.T) {
 	front := steering.NewFront(t, lab.Node, "front")
 	opts := optionsOf(lab.Node)
 	opts.MaxDestinations = 16
-	r, err := New(opts)
-	must.OK(t, err)
+	r := must.Get(New(opts))(t)
 	defer r.Close()
 	for range 2 {
 		must.OK(t, r.Apply(bigPlan(front, 8)))

@@ -48,8 +48,7 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 			r := newPinned(t, lab.Node, root)
 			must.OK(t, r.Apply(steering.Plan(steering.Steer(front, all...))))
 			reach(round, web, front.Says)
-			info, err := r.link.Info()
-			must.OK(t, err)
+			info := must.Get(r.link.Info())(t)
 			if before != 0 && info.ID != before {
 				t.Error("it did not take over the link")
 			}
@@ -105,18 +104,15 @@ func withoutDescriptors(t *testing.T, f func()) {
 func TestPlacesOfPins(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	root := netns.MountBPF(t)
-	gone, err := sys.NewNetNS()
-	must.OK(t, err)
+	gone := must.Get(sys.NewNetNS())(t)
 	o := pinnedOptions(lab.Node, root)
 	o.Routes.NetNS = int(gone.Fd())
-	r, err := New(o)
-	must.OK(t, err)
+	r := must.Get(New(o))(t)
 	must.OK(t, r.Apply(redirect.Plan{}))
 	dead := r.pin.dir
 	kill(r)
 	must.OK(t, gone.Close())
-	own, err := bpffs.Of(root, "sluice", lab.Node.FD())
-	must.OK(t, err)
+	own := must.Get(bpffs.Of(root, "sluice", lab.Node.FD()))(t)
 	for _, c := range []struct {
 		root, want string
 		prepare    func() error

@@ -53,8 +53,7 @@ func ask(t testing.TB, p *ebpf.Program, d service.Destination) string {
 	binary.BigEndian.PutUint16(in[36:], 40000)
 	binary.NativeEndian.PutUint32(in[ctxLocalPort:], uint32(d.Port))
 	out := make([]byte, len(in))
-	answer, err := p.Run(&ebpf.RunOptions{Context: in, ContextOut: out})
-	must.OK(t, err)
+	answer := must.Get(p.Run(&ebpf.RunOptions{Context: in, ContextOut: out}))(t)
 	cookie := binary.NativeEndian.Uint64(out)
 	switch {
 	case answer == skDrop:

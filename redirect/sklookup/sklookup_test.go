@@ -24,8 +24,7 @@ func optionsOf(node *netns.Host) Options {
 // newRedirector makes one inside the node; the test closes it.
 func newRedirector(t testing.TB, node *netns.Host) *Redirector {
 	t.Helper()
-	r, err := New(optionsOf(node))
-	must.OK(t, err)
+	r := must.Get(New(optionsOf(node)))(t)
 	return r
 }
 
@@ -63,8 +62,7 @@ func pinnedOptions(node *netns.Host, root string) Options {
 // newPinned makes one that pins its program; the test closes it.
 func newPinned(t testing.TB, node *netns.Host, root string) *Redirector {
 	t.Helper()
-	r, err := New(pinnedOptions(node, root))
-	must.OK(t, err)
+	r := must.Get(New(pinnedOptions(node, root)))(t)
 	return r
 }
 
@@ -87,8 +85,7 @@ func newBeside(t testing.TB, node *netns.Host) *Redirector {
 
 func newPinnedBeside(t testing.TB, node *netns.Host, root string) *Redirector {
 	t.Helper()
-	side, err := tproxy.New(besideOptions(node))
-	must.OK(t, err)
+	side := must.Get(tproxy.New(besideOptions(node)))(t)
 	r, err := New(Options{Routes: route.Options{NetNS: node.FD()}, Beside: side, BPFRoot: root, Name: "sluice"})
 	if err != nil {
 		_ = side.Close()

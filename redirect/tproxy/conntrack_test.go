@@ -78,8 +78,7 @@ func TestFullConntrackTable(t *testing.T) {
 		}
 		steering.Keep(t, c, ip[0].String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())).Works(t, "connected")
 		_ = c.Close()
-		u, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 10002), netip.AddrPortFrom(ip[1], 53).String())
-		must.OK(t, err)
+		u := must.Get(dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 10002), netip.AddrPortFrom(ip[1], 53).String()))(t)
 		check.Equalf(t, exchangeUDP(u), "an answer", "UDP as %s", ip[0])
 		_ = u.Close()
 	}

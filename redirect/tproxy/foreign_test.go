@@ -105,8 +105,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 
 func echoUDPAt(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", address)
-	must.OK(t, err)
+	pc := must.Get(h.ListenPacket("udp", address))(t)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		_ = pc.Close()
@@ -162,8 +161,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			}
 			lc := net.ListenConfig{Control: steering.DialerFrom("tcp", netip.AddrPort{}).Control}
 			lc.SetMultipathTCP(false)
-			wildcard, err := lab.Node.ListenConfig(&lc, "tcp4", "0.0.0.0:15001")
-			must.OK(t, err)
+			wildcard := must.Get(lab.Node.ListenConfig(&lc, "tcp4", "0.0.0.0:15001"))(t)
 			t.Cleanup(func() { _ = wildcard.Close() })
 			for _, ip := range [][2]netip.Addr{{lab.Client.IPv4, b.IPv4}, {lab.Client.IPv6, b.IPv6}} {
 				for _, port := range []uint16{replies.FirstPort, replies.LastPort} {
@@ -186,8 +184,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				}
 				_ = c.Close()
 				if strict == "" || ip[0].Is6() { // the check of sources does not let errors through
-					c, err = dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String())
-					must.OK(t, err)
+					c = must.Get(dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String()))(t)
 					if got := exchangeUDP(c); got != "refused" {
 						t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
 					}
@@ -195,8 +192,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				}
 				// Directly: by ports that the kernel gives, which never are ours,
 				// and from and to ports of ours.
-				c, err = lab.Client.Dial("tcp", netip.AddrPortFrom(ip[1], 8080).String())
-				must.OK(t, err)
+				c = must.Get(lab.Client.Dial("tcp", netip.AddrPortFrom(ip[1], 8080).String()))(t)
 				if port := netip.MustParseAddrPort(c.LocalAddr().String()).Port(); port >= replies.FirstPort && port <= replies.LastPort {
 					t.Errorf("the kernel gave a client port %d, which is of our range", port)
 				}

@@ -19,8 +19,7 @@ var tcp, udp, sctp = steering.TCP, steering.UDP, steering.SCTP
 func newRedirector(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
 	opts.Routes.NetNS = node.FD()
-	r, err := New(opts)
-	must.OK(t, err)
+	r := must.Get(New(opts))(t)
 	t.Cleanup(func() {
 		check.OKf(t, r.Close(), "close")
 	})

@@ -28,8 +28,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	web := tcp("10.96.0.10:80")
 	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 
-	killed, err := New(opts)
-	must.OK(t, err)
+	killed := must.Get(New(opts))(t)
 	plan := steering.Plan(steering.Steer(first, web, tcp("10.97.0.1:80")), steering.Refuse(tcp("10.96.0.99:1")))
 	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
@@ -64,8 +63,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	}
 	old.Works(t, "after the change of process")
 
-	got, err := Dump(opts)
-	must.OK(t, err)
+	got := must.Get(Dump(opts))(t)
 	fresh := netns.NewLab(t, 0)
 	again := newRedirector(t, fresh.Node, Options{})
 	apply(t, again, steering.Plan(steering.Steer(second, web)))
@@ -79,8 +77,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 // rule, a map; routes, also in the table local; a policy routing rule.
 func somebodyElses(t *testing.T, n *netns.Namespace) {
 	t.Helper()
-	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(n.FD())))(t)
 	table := conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
 	set := &nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}
 	must.OK(t, conn.AddSet(set, []nftables.SetElement{{Key: []byte{10, 96, 0, 10}}}))
@@ -89,8 +86,7 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
 	must.OK(t, conn.Flush())
 	nl := n.Netlink()
-	lo, err := nl.LinkByName("lo")
-	must.OK(t, err)
+	lo := must.Get(nl.LinkByName("lo"))(t)
 	_, local, _ := net.ParseCIDR("10.200.0.0/16")
 	_, main, _ := net.ParseCIDR("10.201.0.0/16")
 	rule := netlink.NewRule()
@@ -146,8 +142,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
 		t.Errorf("nothing to remove: got %v, %v", removed, err)
 	}
-	r, err := New(opts)
-	must.OK(t, err)
+	r := must.Get(New(opts))(t)
 	apply(t, r, steering.Plan(steering.Refuse(tcp("10.96.0.10:80"))))
 	r.Router.Close() // killed
 	r.filter.close()

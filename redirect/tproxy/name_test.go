@@ -20,8 +20,7 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
 	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
 	for _, sets := range []string{"", "allowed", "allowed steer4-1"} {
 		conn.AddTable(table)
@@ -56,13 +55,11 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 func TestProbeRemovesNobodysTable(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	conn.AddTable(&nftables.Table{Name: DefaultTable + "-probe", Family: nftables.TableFamilyINet})
 	must.OK(t, conn.Flush())
 	before := lab.Node.Dump(t)
-	r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-	must.OK(t, err)
+	r := must.Get(New(Options{Routes: route.Options{NetNS: lab.Node.FD()}}))(t)
 	must.OK(t, r.Close())
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)

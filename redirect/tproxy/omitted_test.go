@@ -24,13 +24,10 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	r := newRedirector(t, lab.Node, Options{Lookup: true})
 	check := func(what string, wantOutput, wantShort bool) {
 		t.Helper()
-		now, err := r.filter.reader.contents(r.filter.table.Name)
-		must.OK(t, err)
+		now := must.Get(r.filter.reader.contents(r.filter.table.Name))(t)
 		output := slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainOutput })
 		check.Equalf(t, output, wantOutput, "%s: a hook for what the node sends", what)
-		if short := now.rules < len(makeRules(1, numbers{lookup: true})); short != wantShort {
-			t.Errorf("%s: %d rules", what, now.rules)
-		}
+		check.Equalf(t, now.rules < len(makeRules(1, numbers{lookup: true})), wantShort, "%s: %d rules", what, now.rules)
 		if repaired, err := r.Verify(); repaired || err != nil {
 			t.Errorf("%s: verify: %v, %v", what, repaired, err)
 		}
@@ -63,8 +60,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 
 	hooked := func() bool {
 		t.Helper()
-		now, err := r.filter.reader.contents(r.filter.table.Name)
-		must.OK(t, err)
+		now := must.Get(r.filter.reader.contents(r.filter.table.Name))(t)
 		return slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainPrerouting })
 	}
 	looksUp := func() bool {

@@ -27,8 +27,7 @@ func TestCountsAreNoDamage(t *testing.T) {
 	}
 	count(1)
 	count(2)
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
 	must.OK(t, conn.Flush())
 	if repaired, err := r.Verify(); repaired || err != nil {

@@ -45,8 +45,7 @@ func BenchmarkFirstSync(b *testing.B) {
 			lab := netns.NewLab(b, 0)
 			p := clusterPlan(n)
 			for b.Loop() {
-				r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
-				must.OK(b, err)
+				r := must.Get(New(Options{Routes: route.Options{NetNS: lab.Node.FD()}}))(b)
 				apply(b, r, p)
 				b.StopTimer()
 				must.OK(b, r.Close())

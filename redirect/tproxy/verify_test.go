@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -33,12 +34,10 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		t.Errorf("before the first plan: %v, %v", repaired, err)
 	}
 	apply(t, r, steering.Plan(steering.Steer(f, web4, web6), steering.Refuse(tcp("10.96.0.11:80"))))
-	want, err := Dump(r.opts)
-	must.OK(t, err)
+	want := must.Get(Dump(r.opts))(t)
 	conns := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Client, web6), steering.Hold(t, lab.Node, web4), steering.Hold(t, lab.Node, web6)}
 
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
 	nl := lab.Node.Netlink()
 	const routeRemoved = "a route removed"
@@ -128,8 +127,7 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"))))
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	conn.FlushRuleset()
 	must.OK(t, conn.Flush())
 	apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
@@ -154,10 +152,8 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 		t.Errorf("source %s, want the first global address", got)
 	}
 	must.OK(t, lab.Node.AddAddr("client", netip.MustParsePrefix("10.5.0.1/24")))
-	link, err := lab.Node.Netlink().LinkByName("client")
-	must.OK(t, err)
-	addr, err := netlink.ParseAddr("10.1.0.1/24")
-	must.OK(t, err)
+	link := must.Get(lab.Node.Netlink().LinkByName("client"))(t)
+	addr := must.Get(netlink.ParseAddr("10.1.0.1/24"))(t)
 	must.OK(t, lab.Node.Netlink().AddrDel(link, addr))
 	if repaired, err := r.Verify(); repaired || err != nil { // nobody changed anything of ours
 		t.Errorf("the address is gone: repaired %v, %v", repaired, err)
@@ -173,9 +169,7 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 		t.Errorf("source %s, want the one that was asked for", got)
 	}
 	wrong := Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Table: "wrong"}
-	if err := newRedirector(t, lab.Node, wrong).Apply(steering.Plan()); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("an address that the node does not have: %v", err)
-	}
+	check.ErrorIsf(t, newRedirector(t, lab.Node, wrong).Apply(steering.Plan()), syscall.EINVAL, "an address that the node does not have")
 }
 
 // Connection tracking sees nothing of what is steered, refused or dropped,
@@ -185,8 +179,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	tracked := func() (list []string) {
 		for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			flows, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
-			must.OK(t, err)
+			flows := must.Get(lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, family))(t)
 			for _, flow := range flows {
 				if (flow.Forward.Protocol == unix.IPPROTO_TCP || flow.Forward.Protocol == unix.IPPROTO_UDP) && !flow.Forward.SrcIP.IsLoopback() {
 					list = append(list, flow.String())
@@ -275,14 +268,11 @@ func TestFlushIsNoticed(t *testing.T) {
 	web, out := tcp("10.96.0.10:80"), tcp("192.0.2.10:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, steering.Plan(steering.Steer(f, web, out)))
-	want, err := Dump(r.opts)
-	must.OK(t, err)
-	upstream, err := dialAs(lab.Node, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 10001), "10.2.1.2:8080")
-	must.OK(t, err)
+	want := must.Get(Dump(r.opts))(t)
+	upstream := must.Get(dialAs(lab.Node, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 10001), "10.2.1.2:8080"))(t)
 	kept := steering.Keep(t, upstream, "client", tcp("10.2.1.2:8080"))
 	conns := []*steering.Held{kept, steering.Hold(t, lab.Client, web), steering.Hold(t, lab.Node, web), steering.Hold(t, lab.Client, out)}
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	nl := lab.Node.Netlink()
 	flushTable := func(table int) func() error {
 		return func() error {

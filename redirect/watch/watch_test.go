@@ -23,8 +23,7 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 func open(t *testing.T, lab *netns.Lab) *Watcher {
 	t.Helper()
-	w, err := Open(Options{Tables: []string{"ours"}, NetNS: lab.Node.FD()})
-	must.OK(t, err)
+	w := must.Get(Open(Options{Tables: []string{"ours"}, NetNS: lab.Node.FD()}))(t)
 	t.Cleanup(w.Close)
 	return w
 }
@@ -47,13 +46,11 @@ const patience, quiet = 20 * time.Second, 200 * time.Millisecond
 func TestTellsOfWhatIsOurs(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	table := func(name string) *nftables.Table {
 		return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 	}
-	r, err := route.Open(route.Options{NetNS: lab.Node.FD(), SplitLate: true})
-	must.OK(t, err)
+	r := must.Get(route.Open(route.Options{NetNS: lab.Node.FD(), SplitLate: true}))(t)
 	t.Cleanup(r.Close)
 	state := route.State{
 		Local:    redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16")),
@@ -114,8 +111,7 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 func TestCallsWhenAnAddressIsGone(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	calls, resume := make(chan struct{}), make(chan struct{})
-	w, err := Open(Options{NetNS: lab.Node.FD(), Gone: func() { calls <- struct{}{}; <-resume }})
-	must.OK(t, err)
+	w := must.Get(Open(Options{NetNS: lab.Node.FD(), Gone: func() { calls <- struct{}{}; <-resume }}))(t)
 	t.Cleanup(w.Close)
 	called := func(want bool) {
 		t.Helper()
@@ -131,8 +127,7 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 		}
 	}
 	nl := lab.Node.Netlink()
-	lo, err := nl.LinkByName("lo")
-	must.OK(t, err)
+	lo := must.Get(nl.LinkByName("lo"))(t)
 	list := []string{"10.9.9.9/32", "fd00:9::9/128"}
 	for _, a := range list {
 		must.OK(t, lab.Node.AddAddr("lo", netip.MustParsePrefix(a)))
@@ -157,8 +152,7 @@ func TestCallsWhenAnAddressIsGone(t *testing.T) {
 // Somebody who changes our table all the time is told of some times a second.
 func TestTellsNotTooOften(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	w := open(t, lab)
 	begin, times := time.Now(), 0
 	for took := time.Duration(0); took < 4*pause || times == 0 && took < patience; took = time.Since(begin) {

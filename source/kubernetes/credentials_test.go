@@ -74,8 +74,7 @@ func TestTokenGoesToItsServerAlone(t *testing.T) {
 	right := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	run := func(url, master string, ca []byte, until func(log string) error) {
 		t.Helper()
-		client, err := Connect(Connection{Kubeconfig: kubeconfig(t, url, ca), Master: master, QPS: 1000, Burst: 1000})
-		must.OK(t, err)
+		client := must.Get(Connect(Connection{Kubeconfig: kubeconfig(t, url, ca), Master: master, QPS: 1000, Burst: 1000}))(t)
 		log := &output.Text{}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -137,10 +136,8 @@ func TestMasterGetsTheTokenOfThePod(t *testing.T) {
 		{"host and port", strings.TrimPrefix(server.URL, "https://"), "Bearer " + secretToken},
 		{"without TLS", plain.URL, ""},
 	} {
-		config, err := Connection{Master: test.master}.podConfig(inPod)
-		must.OK(t, err)
-		client, err := rest.UnversionedRESTClientFor(unversioned(config))
-		must.OK(t, err)
+		config := must.Get(Connection{Master: test.master}.podConfig(inPod))(t)
+		client := must.Get(rest.UnversionedRESTClientFor(unversioned(config)))(t)
 		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil || token.Load() != test.want {
 			t.Errorf("%s: the server has got %q, %v; want %q", test.name, token.Load(), err, test.want)
 		}
@@ -167,8 +164,7 @@ func TestLimitOfRequests(t *testing.T) {
 		want     float32
 		limiting bool
 	}{{0, defaultQPS, true}, {7, 7, true}, {-1, 0, false}} {
-		config, err := Connection{Master: "http://192.0.2.1", QPS: test.qps, Burst: 3}.config()
-		must.OK(t, err)
+		config := must.Get(Connection{Master: "http://192.0.2.1", QPS: test.qps, Burst: 3}.config())(t)
 		limiting := false
 		for range 1000 {
 			limiting = limiting || !config.RateLimiter.TryAccept()

@@ -23,8 +23,7 @@ import (
 // Events arrive as the API has them, the same one once, and of a flood of them the
 // burst, with what the rate allows in the time that the test takes.
 func TestEvents(t *testing.T) {
-	scheme, err := newScheme()
-	must.OK(t, err)
+	scheme := must.Get(newScheme())(t)
 	decoder := serializer.NewCodecFactory(scheme).UniversalDeserializer()
 	var mu sync.Mutex
 	got := map[string][]*eventsv1.Event{} // by path
@@ -43,8 +42,7 @@ func TestEvents(t *testing.T) {
 		_, _ = w.Write(body)
 	}))
 	defer server.Close()
-	client, err := Connect(Connection{Master: server.URL, QPS: 1000, Burst: 1000})
-	must.OK(t, err)
+	client := must.Get(Connect(Connection{Master: server.URL, QPS: 1000, Burst: 1000}))(t)
 	events := NewEvents(client, "node-1", zerolog.Nop())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -93,7 +91,5 @@ func TestEvents(t *testing.T) {
 func TestEventNotesArePrintable(t *testing.T) {
 	e := NewEvents(nil, "node", zerolog.Nop())
 	note := e.object(Event{Note: "zone a\x1b[2J\u202e\u009b\n"}, time.Now()).Note
-	if want := `zone a\x1b[2J\u202e\u009b\n`; note != want {
-		t.Errorf("note %q, want %q", note, want)
-	}
+	check.Equalf(t, note, `zone a\x1b[2J\u202e\u009b\n`, "note")
 }

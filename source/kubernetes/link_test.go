@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/output"
 )
 
@@ -23,9 +24,7 @@ func TestAttemptsTellOfALostServer(t *testing.T) {
 	for range 3 {
 		l.tripped(ctx, "services", timeout)
 	}
-	if err := l.answered(ctx, "services", nil); !errors.Is(err, timeout) {
-		t.Errorf("a watch without a server: %v", err)
-	}
+	check.ErrorIsf(t, l.answered(ctx, "services", nil), timeout, "a watch without a server")
 	if s := l.stats(); s.Connected || s.Errors != 3 {
 		t.Errorf("without a server: %+v", s)
 	}
@@ -83,7 +82,5 @@ func TestRefusalsThatPassAreNotSaid(t *testing.T) {
 
 	first := newLink(zerolog.New(log), "server")
 	_ = first.answered(ctx, "nodes", forbidden)
-	if !strings.Contains(log.String(), "does not show us the nodes") {
-		t.Error("the first refusal of all is not said")
-	}
+	check.Containsf(t, log.String(), "does not show us the nodes", "the first refusal of all is not said")
 }

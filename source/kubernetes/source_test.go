@@ -43,8 +43,7 @@ type follower struct {
 // for Nodes and ServiceCIDRs as long as the test does: they may be late.
 func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	t.Helper()
-	client, err := Connect(Connection{Master: api.server.URL, QPS: 1000, Burst: 1000})
-	must.OK(t, err)
+	client := must.Get(Connect(Connection{Master: api.server.URL, QPS: 1000, Burst: 1000}))(t)
 	f := &follower{t: t, log: &output.Text{}, apply: apply}
 	o.Logger = zerolog.New(f.log)
 	f.store = service.NewStore(service.StoreOptions{NodeName: o.NodeName, ServiceProxyName: o.ServiceProxyName})
@@ -296,9 +295,7 @@ func TestExpiredWatch(t *testing.T) {
 	api.expire()
 	api.breakOff()
 	f.expect("default/db=")
-	if s := f.source.Stats(); s.Errors != 0 {
-		t.Errorf("%d errors were counted", s.Errors)
-	}
+	check.Equalf(t, f.source.Stats().Errors, 0, "errors were counted")
 }
 
 // After a backup of the server's store was restored, watches would wait for versions that
@@ -323,9 +320,7 @@ func TestRestoredStore(t *testing.T) {
 			f.expect("default/web=10.1.0.1:8080")
 			api.put("endpointslices", slice("web", "10.1.0.99")) // at a version that was another one's before
 			f.expect("default/web=10.1.0.99:8080")
-			if text := f.log.String(); !strings.Contains(text, "the API server's store was restored to an older version") {
-				t.Errorf("the log does not say so: %s", text)
-			}
+			check.Containsf(t, f.log.String(), "the API server's store was restored to an older version", "the log does not say so")
 		})
 	}
 }
@@ -449,9 +444,7 @@ func TestMinSyncPeriod(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(times) != 1+len(made) {
-		t.Fatalf("%d changes, want %d", len(times), 1+len(made))
-	}
+	must.Equalf(t, len(times), 1+len(made), "changes")
 	// A time may be taken long after its period began, so a change is compared with
 	// the moment before which the first one cannot have begun.
 	for i, at := range times[1:] {

@@ -108,8 +108,7 @@ func TestTrimKeepsWhatTheModelReads(t *testing.T) {
 // At the start, no API object of a slice stays in memory: a list of a million endpoints would
 // take more than everything that is kept.
 func TestSlicesAreParsedWhenTheyAreDecoded(t *testing.T) {
-	client, err := Connect(Connection{Master: "http://192.0.2.1"})
-	must.OK(t, err)
+	client := must.Get(Connect(Connection{Master: "http://192.0.2.1"}))(t)
 	for _, w := range New(client, Options{NodeName: "a"}).watchers {
 		if w.kind != "endpointslices" {
 			continue

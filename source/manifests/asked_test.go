@@ -182,9 +182,7 @@ func TestAllocationAvoidsOthers(t *testing.T) {
 	}
 	slices.Sort(given)
 	want := []string{"", "", "10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.4", "10.96.0.5", "10.96.0.6"}
-	if !slices.Equal(given, want) {
-		t.Errorf("given %q, want %q", given, want)
-	}
+	check.EqualSlicesf(t, given, want, "given")
 }
 
 // TestAllocationFamilies follows ipFamilies and ipFamilyPolicy.
@@ -210,8 +208,6 @@ func TestAllocationFamilies(t *testing.T) {
 				got += "4"
 			}
 		}
-		if got != row.want {
-			t.Errorf("%+v: %s, want %s", row.spec, got, row.want)
-		}
+		check.Equalf(t, got, row.want, "%+v", row.spec)
 	}
 }

@@ -66,9 +66,7 @@ func TestSlicesThatBelongNowhere(t *testing.T) {
 	}
 	write(t, filepath.Join(dir, "f.yaml"), "# said once more\n"+slice("f-1", "fish", "port: 1"))
 	b.settled()
-	if n := b.count("f-1"); n != 1 {
-		t.Errorf("%d lines about one stray, want 1", n)
-	}
+	check.Equalf(t, b.count("f-1"), 1, "lines about one stray")
 	remove(t, filepath.Join(dir, "d.yaml"))
 	b.logs("c.yaml:6: EndpointSlice default/c-1: the Service default/cart does not exist")
 	check.Equalf(t, b.w.Where("Service default/web")+" "+b.w.Where("EndpointSlice default/a-2")+b.w.Where("Service default/none-such"), "a.yaml:1 a.yaml:18", "Where")

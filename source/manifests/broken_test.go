@@ -33,8 +33,7 @@ const samples = "../../test/manifests"
 // people to read: the file, the line, the object, what is wrong.
 func TestBrokenManifests(t *testing.T) {
 	dir := filepath.Join(samples, "broken")
-	entries, err := os.ReadDir(dir)
-	must.OK(t, err)
+	entries := must.Get(os.ReadDir(dir))(t)
 	var out strings.Builder
 	for _, e := range entries {
 		data := must.Read(t, filepath.Join(dir, e.Name()))

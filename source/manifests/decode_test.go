@@ -281,9 +281,7 @@ func TestAliasBomb(t *testing.T) {
 	if took := cpuTime(t) - from; took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}
-	if !strings.Contains(fmt.Sprint(findings), "aliases stand for too many values") {
-		t.Errorf("%v", findings)
-	}
+	check.Containsf(t, fmt.Sprint(findings), "aliases stand for too many values", "findings")
 }
 
 // The sample manifests that are in order give what is said here.
@@ -310,9 +308,7 @@ func TestSamples(t *testing.T) {
 				passedOver[k] += n
 			}
 		}
-		if got := fmt.Sprint(objects, passedOver); got != want {
-			t.Errorf("%s: %s", dir, got)
-		}
+		check.Equalf(t, fmt.Sprint(objects, passedOver), want, "%s", dir)
 	}
 }
 

@@ -183,9 +183,7 @@ func TestCallsThatHangAreGivenUp(t *testing.T) {
 		}
 	}
 	// All calls have ended, also one that began late.
-	if n := len(made); n != maxHanging {
-		t.Errorf("%d calls were made, want %d", n, maxHanging)
-	}
+	check.Equalf(t, len(made), maxHanging, "calls were made")
 }
 
 // TestManyFiles reads 100,000 files, or 5,000 of them, and follows a change of one.
@@ -219,8 +217,6 @@ func TestManyFiles(t *testing.T) {
 	t.Logf("%d files read in %v", n, time.Since(begin))
 	begin = time.Now()
 	replace(t, filepath.Join(dir, "7.yaml"), svc("s7", "10.200.0.1"))
-	if c := next(); len(c.Services) != 1 {
-		t.Errorf("%d services changed, want 1", len(c.Services))
-	}
+	check.Equalf(t, len(next().Services), 1, "services changed")
 	t.Logf("one of them changed in %v", time.Since(begin))
 }

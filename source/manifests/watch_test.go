@@ -132,8 +132,7 @@ func TestHalfWrittenFile(t *testing.T) {
 	write(t, name, svc("a", "10.96.0.1"))
 	b := start(t, dir)
 	text := svc("a", "10.96.0.2")
-	f, err := os.Create(name)
-	must.OK(t, err)
+	f := must.Get(os.Create(name))(t)
 	defer f.Close()
 	b.settled() // sees it empty
 	for _, cut := range []int{5, 20, 60, 75} {
@@ -557,8 +556,7 @@ func TestStats(t *testing.T) {
 // are watched does not end the program when the name goes. Nobody reads events,
 // so that fsnotify learns of nothing in between.
 func TestRenamedOntoAnother(t *testing.T) {
-	w, err := fsnotify.NewWatcher()
-	must.OK(t, err)
+	w := must.Get(fsnotify.NewWatcher())(t)
 	n := fsNotifier{w}
 	defer n.Close()
 	dir := t.TempDir()

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -46,9 +47,7 @@ func Check(t *testing.T) {
 	run.Env = append(os.Environ(), "GOPACKAGE=bpf")
 	must.Run(t, run)
 	files := glob(t, "*_bpfe[bl].*")
-	if len(files) != 4 {
-		t.Errorf("%q, not one Go file and one object of each byte order", files)
-	}
+	check.Equalf(t, len(files), 4, "%q, not one Go file and one object of each byte order", files)
 	for _, file := range files {
 		if !bytes.Equal(read(t, file), read(t, filepath.Join(dir, file))) {
 			t.Errorf("%s is not what the sources give: run make bpf", file)
@@ -58,8 +57,7 @@ func Check(t *testing.T) {
 
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
-	files, err := filepath.Glob(pattern)
-	must.OK(t, err)
+	files := must.Get(filepath.Glob(pattern))(t)
 	return files
 }
 

@@ -3,7 +3,9 @@
 package check
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -40,6 +42,38 @@ func Equalf[T comparable](t testing.TB, got, want T, format string, args ...any)
 	}
 }
 
+// EqualSlices fails the test unless it got the elements that it wants, in their order.
+func EqualSlices[S ~[]E, E comparable](t testing.TB, got, want S) {
+	if !slices.Equal(got, want) {
+		t.Helper()
+		t.Error(Difference(got, want))
+	}
+}
+
+// EqualSlicesf is EqualSlices that says of what.
+func EqualSlicesf[S ~[]E, E comparable](t testing.TB, got, want S, format string, args ...any) {
+	if !slices.Equal(got, want) {
+		t.Helper()
+		t.Errorf("%s: %s", fmt.Sprintf(format, args...), Difference(got, want))
+	}
+}
+
+// Containsf fails the test unless a text contains another one, and says of what.
+func Containsf(t testing.TB, got, want, format string, args ...any) {
+	if !strings.Contains(got, want) {
+		t.Helper()
+		t.Errorf("%s: %s", fmt.Sprintf(format, args...), Difference(got, want))
+	}
+}
+
+// ErrorIsf fails the test unless there is a certain error, and says of what.
+func ErrorIsf(t testing.TB, err, want error, format string, args ...any) {
+	if !errors.Is(err, want) {
+		t.Helper()
+		t.Errorf("%s: %s", fmt.Sprintf(format, args...), Difference(err, want))
+	}
+}
+
 // Error fails the test unless there is an error that contains a text.
 func Error(t testing.TB, err error, want string) {
 	if err == nil || !strings.Contains(err.Error(), want) {
@@ -58,7 +92,8 @@ func Errorf(t testing.TB, err error, want, format string, args ...any) {
 
 // Difference says what was got, and what is wanted.
 func Difference(got, want any) string {
-	if _, ok := got.(string); ok {
+	switch got.(type) {
+	case string, []string:
 		return fmt.Sprintf("got %q, want %q", got, want)
 	}
 	return fmt.Sprintf("got %+v, want %+v", got, want)

@@ -55,8 +55,7 @@ func newAPI(t *testing.T, config *rest.Config) *api {
 			own.APIPath = "/api"
 		}
 		own.NegotiatedSerializer = serializer.NewCodecFactory(a.scheme).WithoutConversion()
-		client, err := rest.RESTClientFor(&own)
-		must.OK(t, err)
+		client := must.Get(rest.RESTClientFor(&own))(t)
 		a.clients[group.gv] = client
 	}
 	return a

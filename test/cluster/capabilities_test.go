@@ -53,8 +53,7 @@ func testContainer(t *testing.T, w *world) {
 		s.Spec.Ports = []corev1.ServicePort{{Name: "p-udp", Port: 54324, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP}}
 	})
 	w.slice("crowded", w.pod2(), w.pod3())
-	other, err := w.hosts.Node.ListenPacket("udp", ":54324")
-	must.OK(t, err)
+	other := must.Get(w.hosts.Node.ListenPacket("udp", ":54324"))(t)
 	defer other.Close()
 	for i := range len(granted) + 1 {
 		capabilities, name := granted, "all"

@@ -58,8 +58,7 @@ var hostCases = []testCase{
 		check()
 	}},
 	{"the node's own servers", func(w *world) {
-		l, err := w.hosts.Node.Listen("tcp", ":54322")
-		must.OK(w.t, err)
+		l := must.Get(w.hosts.Node.Listen("tcp", ":54322"))(w.t)
 		defer l.Close()
 		go netns.Accept(l, func(c net.Conn) {
 			_, _ = c.Write([]byte("host:54322\n"))
@@ -110,21 +109,17 @@ var hostCases = []testCase{
 		w.slice("window", w.pod3())
 		w.expect(w.hosts.Pods[0], "tcp", at(svc.Spec.ClusterIP, 80), fmtPods(3))
 		server := w.hosts.Remote[0]
-		raw, err := server.ListenPacket("ip4:tcp", server.IPv4.String())
-		must.OK(w.t, err)
+		raw := must.Get(server.ListenPacket("ip4:tcp", server.IPv4.String()))(w.t)
 		defer raw.Close()
-		c, err := w.hosts.Pods[0].Dial("tcp", at(svc.Spec.ClusterIP, 80))
-		must.OK(w.t, err)
+		c := must.Get(w.hosts.Pods[0].Dial("tcp", at(svc.Spec.ClusterIP, 80)))(w.t)
 		defer c.Close()
-		line, err := greeting(patience, c, "tcp")
-		must.OK(w.t, err)
+		line := must.Get(greeting(patience, c, "tcp"))(w.t)
 		_, address, _ := strings.Cut(line, " ")
 		client, err := netip.ParseAddrPort(address)
 		if err != nil {
 			w.t.Fatalf("the server sees %q", line)
 		}
-		segment, err := staleSegment(raw, netip.AddrPortFrom(server.IPv4, 8080), client)
-		must.OK(w.t, err)
+		segment := must.Get(staleSegment(raw, netip.AddrPortFrom(server.IPv4, 8080), client))(w.t)
 		for range 5 {
 			must.OK(w.t, must.Err(raw.WriteTo(segment, &net.IPAddr{IP: client.Addr().AsSlice()})))
 			must.OKf(w.t, echoes(c), "the connection after the stray segment")

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // loadBalancerCases test load balancers. The tests do what a cloud's controller
@@ -51,9 +53,7 @@ var loadBalancerCases = []testCase{
 			s.Spec.Type, s.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeLoadBalancer, ptr.To(false)
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip}}
 		})
-		if p := svc.Spec.Ports[0].NodePort; p != 0 {
-			w.t.Fatalf("it has the node port %d", p)
-		}
+		must.Equalf(w.t, svc.Spec.Ports[0].NodePort, 0, "it has the node port")
 		w.everybody("tcp", at(vip, 80), "refused")
 		w.slice("bare", w.pod1(), w.pod3())
 		w.everybody("tcp", at(vip, 80), fmtPods(1, 3))

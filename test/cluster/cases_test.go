@@ -149,8 +149,7 @@ func (w *world) bpfRoot() string {
 // path, over TCP and UDP. The kernel serves some of the node's own clients, too.
 func (w *world) wantPath(path string) {
 	w.t.Helper()
-	log, err := os.Open(w.accessLog(path))
-	must.OK(w.t, err)
+	log := must.Get(os.Open(w.accessLog(path)))(w.t)
 	defer log.Close()
 	own := w.hosts.NodeAddrs(w.t)
 	right, wrong, early, between := make(map[string]int), 0, 0, 0

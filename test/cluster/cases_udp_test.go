@@ -112,8 +112,7 @@ type socket struct {
 
 func (w *world) socket(from *netns.Host, address string) *socket {
 	w.t.Helper()
-	c, err := from.Dial("udp", address)
-	must.OK(w.t, err)
+	c := must.Get(from.Dial("udp", address))(w.t)
 	w.t.Cleanup(func() { _ = c.Close() })
 	return &socket{w, from.Name() + " to " + address, c}
 }

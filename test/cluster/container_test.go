@@ -80,8 +80,7 @@ fi
 mount -o remount,ro "$root"
 exec "$@"
 `
-	self, err := os.Executable()
-	must.OK(w.t, err)
+	self := must.Get(os.Executable())(w.t)
 	root := filepath.Join(w.t.TempDir(), "root")
 	must.OK(w.t, os.Mkdir(root, 0o755))
 	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "), variablesEnv + "=" + strings.Join(c.env, " "),

@@ -64,8 +64,7 @@ func program(t *testing.T, name string) string {
 func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	t.Helper()
 	c := &controlPlane{t: t, node: node, dir: t.TempDir()}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	must.OK(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	c.write("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 	var tokens strings.Builder
 	for _, u := range users {
@@ -118,8 +117,7 @@ func (c *controlPlane) awaitAPIServer() {
 // the test fails.
 func (c *controlPlane) start(name, path string, args ...string) *netns.Cmd {
 	c.t.Helper()
-	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("%s-%d.log", name, time.Now().UnixNano())))
-	must.OK(c.t, err)
+	log := must.Get(os.Create(filepath.Join(c.dir, fmt.Sprintf("%s-%d.log", name, time.Now().UnixNano()))))(c.t)
 	cmd := c.node.Command(c.t, path, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	must.OK(c.t, cmd.Start())

@@ -46,8 +46,7 @@ func TestDashboard(t *testing.T) {
 	if len(rules) < 20 {
 		t.Fatalf("only %d queries", len(rules))
 	}
-	file, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}})
-	must.OK(t, err)
+	file := must.Get(yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}}))(t)
 	path := filepath.Join(t.TempDir(), "rules.yaml")
 	must.OK(t, os.WriteFile(path, file, 0o600))
 	if out, err := exec.Command("promtool", "check", "rules", path).CombinedOutput(); err != nil {

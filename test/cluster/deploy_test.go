@@ -190,8 +190,7 @@ func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
 	w.t.Helper()
 	bin := os.Getenv("SLUICE_BIN")
 	if oldWay {
-		env, err := exec.LookPath("env")
-		must.OK(w.t, err)
+		env := must.Get(exec.LookPath("env"))(w.t)
 		return w.start(name, env, append([]string{"KUBE_FEATURE_WatchListClient=false", bin}, args...)...)
 	}
 	return w.start(name, bin, args...)

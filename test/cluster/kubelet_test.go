@@ -33,8 +33,7 @@ type kubelet struct {
 func startKubelet(t *testing.T, host *netns.Host) *kubelet {
 	t.Helper()
 	k := &kubelet{t: t, host: host}
-	l, err := host.Listen("tcp", at(host.IPv4.String(), kubeletPort))
-	must.OK(t, err)
+	l := must.Get(host.Listen("tcp", at(host.IPv4.String(), kubeletPort)))(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { execserver.Serve(w, r, k.run) }))
 	_ = server.Listener.Close()
 	server.Listener, server.TLS = l, &tls.Config{}

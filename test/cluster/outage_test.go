@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -45,8 +46,7 @@ func TestOutage(t *testing.T) {
 	// server and keep its own.
 	server := fmt.Sprintf("https://%s:6443", w.hosts.Node.IPv4)
 	w.write("far.conf", kubeconfig(server, "system:kube-proxy"))
-	environment, err := exec.LookPath("env")
-	must.OK(t, err)
+	environment := must.Get(exec.LookPath("env"))(t)
 	full := os.Getenv("SLUICE_TEST_FULL") == "1"
 	args := []string{os.Getenv("SLUICE_BIN"), "run", "--kubeconfig", w.dir + "/far.conf", "--hostname-override", "node", "--access-log", "off"}
 	if !full { // detect a dead connection within 2 s instead of 20
@@ -108,9 +108,7 @@ func TestOutage(t *testing.T) {
 			if err := w.wantStatus("http://127.0.0.1:10256/healthz", "200"); err != nil {
 				t.Errorf("/healthz: %v", err) // A7.1: no change waits
 			}
-			if got := steady.names(); got != fmtPods(last) {
-				t.Errorf("while it is away new connections are served by %q, want %q", got, fmtPods(last))
-			}
+			check.Equalf(t, steady.names(), fmtPods(last), "while it is away new connections are served by")
 			o.give()
 			back := time.Now()
 			if !o.changes {

@@ -23,8 +23,7 @@ func testPortsTaken(t *testing.T, w *world) {
 	} {
 		t.Run(port.name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
-			l, err := w.hosts.Node.Listen("tcp", port.address)
-			must.OK(t, err)
+			l := must.Get(w.hosts.Node.Listen("tcp", port.address))(t)
 			defer l.Close()
 			args := []string{"run", "--kubeconfig", w.kubeconfig("sluice"), "--hostname-override", "node", "--access-log", "off"}
 			says := func(program, text string) {

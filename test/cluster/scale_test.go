@@ -359,8 +359,7 @@ func processorTime(t *testing.T, pid int) time.Duration {
 	const first, tick = 11, 10 * time.Millisecond // utime, stime, cutime, cstime
 	var sum time.Duration
 	for _, f := range fields[first : first+4] {
-		n, err := strconv.Atoi(f)
-		must.OK(t, err)
+		n := must.Get(strconv.Atoi(f))(t)
 		sum += time.Duration(n) * tick
 	}
 	return sum

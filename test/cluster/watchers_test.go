@@ -119,8 +119,7 @@ func (w *world) measureInstances(size counted, n int) string {
 		for i := range all {
 			// Each has a connection of its own, as client-go shares those of equal configurations.
 			w.write("instance.conf", strings.Replace(kubeconfig("https://"+address, "system:kube-proxy"), "insecure-skip", fmt.Sprintf("tls-server-name: node-%d, insecure-skip", i), 1))
-			client, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: w.dir + "/instance.conf", QPS: -1})
-			must.OK(w.t, err)
+			client := must.Get(kubernetes.Connect(kubernetes.Connection{Kubeconfig: w.dir + "/instance.conf", QPS: -1}))(w.t)
 			go func() {
 				_ = kubernetes.New(client, kubernetes.Options{NodeName: "node", Logger: zerolog.Nop()}).Run(run, all[i].apply)
 			}()
@@ -174,12 +173,10 @@ var watched = regexp.MustCompile(`(?m)^apiserver_longrunning_requests\{.*resourc
 // watches returns how many watches the API server serves of each kind.
 func (w *world) watches() map[string]int {
 	w.t.Helper()
-	text, err := w.admin.clients[corev1.SchemeGroupVersion].Get().AbsPath("/metrics").Do(ctx).Raw()
-	must.OK(w.t, err)
+	text := must.Get(w.admin.clients[corev1.SchemeGroupVersion].Get().AbsPath("/metrics").Do(ctx).Raw())(w.t)
 	kinds := make(map[string]int)
 	for _, m := range watched.FindAllStringSubmatch(string(text), -1) {
-		n, err := strconv.Atoi(m[2])
-		must.OK(w.t, err)
+		n := must.Get(strconv.Atoi(m[2]))(w.t)
 		kinds[m[1]] += n
 	}
 	return kinds
@@ -206,8 +203,7 @@ type meter struct{ up, down atomic.Int64 }
 // serve accepts connections until the test ends, and returns where.
 func (m *meter) serve(w *world, listen func(network, address string) (net.Listener, error)) string {
 	w.t.Helper()
-	l, err := listen("tcp", "127.0.0.1:0")
-	must.OK(w.t, err)
+	l := must.Get(listen("tcp", "127.0.0.1:0"))(w.t)
 	w.t.Cleanup(func() { _ = l.Close() })
 	target := strings.TrimPrefix(apiServer, "https://")
 	go netns.Accept(l, func(c net.Conn) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestAbsentProcessRefusesNobody kills the process, and asks each kind of destination about which the
@@ -23,9 +25,7 @@ func TestAbsentProcessRefusesNobody(t *testing.T) {
 		t.Run(fmt.Sprint("group=", n), func(t *testing.T) {
 			w := newKinds(t)
 			kinds, more := w.group(n)
-			if more != (n < groups-1) {
-				t.Errorf("there are not %d groups", groups)
-			}
+			check.Equalf(t, more, n < groups-1, "there are not %d groups", groups)
 			absent(w, func(w *kindsLab) {
 				began := time.Now()
 				w.askTogether(kinds, seconds*rate, time.Second/rate)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -27,8 +28,7 @@ type tappedRecord struct {
 func tap(t *testing.T, lab *netns.Lab, args ...string) <-chan tappedRecord {
 	t.Helper()
 	cmd := lab.Node.Command(t, built(t), append([]string{"tap", "-o", "json"}, args...)...)
-	out, err := cmd.StdoutPipe()
-	must.OK(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.OK(t, lab.Node.Do(cmd.Start))
 	records := make(chan tappedRecord, 1000)
 	go func() {
@@ -134,9 +134,7 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 		if r.Event == "open" {
 			continue
 		}
-		if r.End != "admin" {
-			t.Errorf("the tap says that a connection ended with %s", r.End)
-		}
+		check.Equalf(t, r.End, "admin", "the tap says that a connection ended with")
 		if there--; there == 0 {
 			break
 		}
@@ -166,15 +164,12 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 	served := func() map[string]int {
 		names := make(map[string]int)
 		for range asks {
-			name, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
-			must.OK(t, err)
+			name := must.Get(lab.Client.Ask("tcp", addresses(80, vip4)[0]))(t)
 			names[name]++
 		}
 		return names
 	}
-	if n := len(served()); n != 2 {
-		t.Fatalf("%d endpoints serve, want 2", n)
-	}
+	must.Equalf(t, len(served()), 2, "endpoints serve")
 	drained := on(8080, lab.Backends[0])[0].Addr().String()
 	p.awaitOpen(len(held))
 	out, err := sluice(t, lab, "drain", drained)
@@ -188,9 +183,7 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 	if out, err = sluice(t, lab, "drain", drained, "--back"); err != nil || !strings.Contains(out, "no endpoint is drained") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if n := len(served()); n != 2 {
-		t.Errorf("%d endpoints serve after one was taken back, want 2", n)
-	}
+	check.Equalf(t, len(served()), 2, "endpoints serve after one was taken back")
 	if out, err := sluice(t, lab, "status"); err != nil || !strings.Contains(out, "all is in force") {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -74,8 +74,7 @@ func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
 	t.Helper()
 	first := ""
 	for i := range 15 {
-		name, err := from.Ask("tcp", address)
-		must.OK(t, err)
+		name := must.Get(from.Ask("tcp", address))(t)
 		if first == "" {
 			first = name
 		}

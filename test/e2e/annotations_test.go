@@ -89,8 +89,7 @@ func playAnnotations(t *testing.T, path string) {
 		}
 		must.OKf(t, err, "%s", name)
 	}
-	half, err := lab.Client.Dial("tcp", vips["half"]+":80")
-	must.OK(t, err)
+	half := must.Get(lab.Client.Dial("tcp", vips["half"]+":80"))(t)
 	defer half.Close()
 	must.OK(t, half.(*net.TCPConn).CloseWrite())
 

@@ -38,8 +38,7 @@ func forge(t *testing.T, h *netns.Host, segments ...segment) {
 // nextSequence is the sequence number of the next byte that a connection sends.
 func nextSequence(t *testing.T, c net.Conn) (next uint32) {
 	t.Helper()
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	must.OK(t, err)
+	raw := must.Get(c.(*net.TCPConn).SyscallConn())(t)
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
 		set := func(option, value int) {

@@ -37,8 +37,7 @@ func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
 		}
 		netns.Wire(t, lab.Node.Namespace, name, nil, pod.Namespace, "eth0",
 			[]netip.Prefix{netip.PrefixFrom(pod.IPv4, 24), netip.PrefixFrom(pod.IPv6, 64)})
-		port, err := nl.LinkByName(name)
-		must.OK(t, err)
+		port := must.Get(nl.LinkByName(name))(t)
 		must.OK(t, nl.LinkSetMaster(port, bridge))
 		must.OK(t, pod.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1")))
 		must.OK(t, pod.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("fd00:244:1::1")))

@@ -136,8 +136,7 @@ type joiner struct {
 // newJoiner replaces the server on the backend's port.
 func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner {
 	t.Helper()
-	l, err := b.Listen("tcp", fmt.Sprintf(":%d", port))
-	must.OK(t, err)
+	l := must.Get(b.Listen("tcp", fmt.Sprintf(":%d", port)))(t)
 	j := &joiner{lab: lab, dialer: net.Dialer{Timeout: startTimeout}, accepted: make(chan *net.TCPConn)}
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done); _ = l.Close() })
@@ -154,8 +153,7 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 // join connects. Both ends are closed with the test.
 func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 	t.Helper()
-	c, err := from.Dialer(&j.dialer, "tcp", address)
-	must.OK(t, err)
+	c := must.Get(from.Dialer(&j.dialer, "tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	select {
 	case s := <-j.accepted:
@@ -336,9 +334,7 @@ func readSlowly(t *testing.T, splice string) {
 		}
 		must.OK(t, err)
 	}
-	if got != size {
-		t.Errorf("got %d bytes, want %d", got, size)
-	}
+	check.Equalf(t, got, size, "bytes")
 	_ = c.client.Close()
 	p.stop()
 }

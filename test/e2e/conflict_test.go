@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -119,8 +120,6 @@ func (p *proxy) healthy(t *testing.T) {
 			continue
 		}
 		r.Body.Close()
-		if r.StatusCode != http.StatusOK {
-			t.Errorf("%s answers %s", path, r.Status)
-		}
+		check.Equalf(t, r.StatusCode, http.StatusOK, "%s answers %s", path, r.Status)
 	}
 }

@@ -18,10 +18,8 @@ func TestFatalSignalLeavesNoCore(t *testing.T) {
 		dir := t.TempDir()
 		cmd := exec.Command("sh", "-c", `ulimit -c unlimited; exec "$0" "$@"`, built(t), "explain", "--manifests", dir, "-f", "-")
 		cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH")}
-		in, err := cmd.StdinPipe()
-		must.OK(t, err)
-		out, err := cmd.StdoutPipe()
-		must.OK(t, err)
+		in := must.Get(cmd.StdinPipe())(t)
+		out := must.Get(cmd.StdoutPipe())(t)
 		must.OK(t, cmd.Start())
 		// Its first answer shows that the program runs.
 		_, _ = io.WriteString(in, "{}\n")

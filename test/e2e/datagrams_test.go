@@ -33,8 +33,7 @@ const unfragmented = 1400
 // reflector sends each datagram back unchanged, until the test ends.
 func reflector(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
-	must.OK(t, err)
+	pc := must.Get(h.ListenPacket("udp", fmt.Sprintf(":%d", port)))(t)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		_ = pc.Close()
@@ -155,8 +154,7 @@ func TestSessionsFollowTheirEndpoints(t *testing.T) {
 
 func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	c := w.clients[2]
-	conn, err := c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String())
-	must.OK(t, err)
+	conn := must.Get(c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String()))(t)
 	defer conn.Close()
 	// Nothing may be lost where an answer is expected, so ask does not ask again there.
 	ask := func(patience time.Duration) (string, error) {
@@ -180,8 +178,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 			}
 		}
 	}
-	first, err := ask(startTimeout)
-	must.OK(t, err)
+	first := must.Get(ask(startTimeout))(t)
 	one, other := here, there
 	if first != name(here) {
 		one, other = there, here

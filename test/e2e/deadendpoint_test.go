@@ -34,8 +34,7 @@ func swallow(t *testing.T, h *netns.Host, port uint16) {
 		return err
 	}}
 	lc.SetMultipathTCP(false)
-	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
-	must.OK(t, err)
+	l := must.Get(h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port)))(t)
 	t.Cleanup(func() { _ = l.Close() })
 }
 

@@ -155,8 +155,7 @@ func TestDrainSurvivesARestart(t *testing.T) {
 		t.Helper()
 		seen := map[string]bool{}
 		for range 4 {
-			name, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
-			must.OK(t, err)
+			name := must.Get(lab.Client.Ask("tcp", addresses(80, vip4)[0]))(t)
 			seen[name] = true
 		}
 		if seen["b2:8080"] == want || !seen["b1:8080"] {

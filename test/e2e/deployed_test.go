@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -76,9 +77,7 @@ func pathWith(t *testing.T, rights []string, path, why string, flags ...string) 
 	}
 	for had, vip := range []string{vip4, vip6} {
 		must.OKf(t, must.Err(lab.Client.Ask("tcp", net.JoinHostPort(vip, "80"))), "to %s", vip)
-		if all := p.awaitRecords(had + 1); all[had].Path != path {
-			t.Errorf("to %s: the path is %s, want %s", vip, all[had].Path, path)
-		}
+		check.Equalf(t, p.awaitRecords(had + 1)[had].Path, path, "to %s: the path is", vip)
 	}
 	p.stop()
 }

@@ -143,8 +143,7 @@ func devFiles(t *testing.T) (dir, sluice, player string) {
 	dir, err := os.MkdirTemp("", "sluice-newcomer-")
 	must.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	self, err := os.Executable()
-	must.OK(t, err)
+	self := must.Get(os.Executable())(t)
 	sluice, player = filepath.Join(dir, "sluice"), filepath.Join(dir, "player")
 	for to, from := range map[string]string{sluice: built(t), player: self} {
 		must.Run(t, exec.Command("cp", from, to))

@@ -104,8 +104,7 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 		// Connections to both endpoints that stay open during the change.
 		for range 2 {
 			c := lab.Client.Connect(t, "tcp", target)
-			name, err := netns.AskOn(c)
-			must.OK(t, err)
+			name := must.Get(netns.AskOn(c))(t)
 			defer func() {
 				check.OKf(t, must.Err(io.WriteString(c, "x")), "a connection to %s was cut", name)
 				check.OKf(t, must.Err(io.ReadFull(c, make([]byte, 1))), "a connection to %s was cut", name)

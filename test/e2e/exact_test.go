@@ -138,9 +138,7 @@ func TestSessionLimitsAreExactOnBothPaths(t *testing.T) {
 				if len(records) != limit+beyond || len(clients) != limit+beyond {
 					t.Errorf("%d records of %d clients, want %d", len(records), len(clients), limit+beyond)
 				}
-				if got := count(records, func(r record) bool { return r.End == "evicted" }); got != beyond {
-					t.Errorf("%d sessions were ended for others, want %d", got, beyond)
-				}
+				check.Equalf(t, count(records, func(r record) bool { return r.End == "evicted" }), beyond, "sessions were ended for others")
 			})
 		}
 	}

@@ -31,9 +31,7 @@ func TestNodePortsAtLoopback(t *testing.T) {
 		p.start(tt.flags...)
 		for address, want := range map[string]bool{"127.0.0.1": tt.ipv4, "::1": tt.ipv6} {
 			got, err := lab.Node.Ask("tcp", addresses(30080, address)[0])
-			if (err == nil) != want {
-				t.Errorf("flags %q: %s says %q, %v", tt.flags, address, got, err)
-			}
+			check.Equalf(t, err == nil, want, "flags %q: %s says %q, %v", tt.flags, address, got, err)
 		}
 		p.stop()
 	}

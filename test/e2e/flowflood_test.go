@@ -111,8 +111,7 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 				stop, done := make(chan struct{}), make(chan int)
 				go func() { done <- c.deluge(network, flooded, stop) }()
 				f50, f99 := phase()
-				m, err := p.metrics()
-				must.OK(t, err)
+				m := must.Get(p.metrics())(t)
 				most = max(most, m["sluice_flows"])
 				close(stop)
 				sent += <-done

@@ -62,8 +62,7 @@ func TestDataPathOfConnections(t *testing.T) {
 		asks(c.from, c.vip, c.path)
 	}
 	status := func() string {
-		said, err := sluice(t, lab, "status")
-		must.OK(t, err)
+		said := must.Get(sluice(t, lab, "status"))(t)
 		return said
 	}
 	const told = "this node's own clients are relayed"
@@ -91,8 +90,7 @@ func TestStatusCountsFlows(t *testing.T) {
 	const held = 3
 	hold(t, lab.Client, addresses(80, vip4)[0], held)
 	p.awaitMetrics("the flows", func(m map[string]float64) bool { return m["sluice_flows"] == held })
-	m, err := p.metrics()
-	must.OK(t, err)
+	m := must.Get(p.metrics())(t)
 	said, err := sluice(t, lab, "status")
 	want := []string{
 		fmt.Sprintf("kernel, beside the relay: %d connections and sessions of at most %.0f\n", held, m["sluice_flows_limit"]),
@@ -130,9 +128,7 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 	}))
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "auto")
 	check.OK(t, must.Err(lab.Client.Ask("tcp", vip4+":80")))
-	if all := p.awaitRecords(1); all[0].Path != "relay" {
-		t.Errorf("the path is %s", all[0].Path)
-	}
+	check.Equalf(t, p.awaitRecords(1)[0].Path, "relay", "the path is")
 	const why = "attach to b1"
 	p.awaitLog(why)
 	status, err := sluice(t, lab, "status")

@@ -81,8 +81,7 @@ func (f *forced) flood(to netip.AddrPort) {
 // fill begins sessions with other Services until the table of flows is full.
 func (f *forced) fill(netip.AddrPort) {
 	for i := range forcedSessions {
-		c, err := f.client.Dial("udp", f.decoys[i%len(f.decoys)].String())
-		must.OK(f.t, err)
+		c := must.Get(f.client.Dial("udp", f.decoys[i%len(f.decoys)].String()))(f.t)
 		f.held = append(f.held, c)
 		_, _ = c.Write([]byte("x")) // an earlier one may have been refused
 	}
@@ -191,8 +190,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 		p.awaitLogs("no rules judge what the kernel forwards any more", i+1)
 	}
 	p.awaitLog("a client is refused that the kernel did not forward")
-	m, err := p.metrics()
-	must.OK(t, err)
+	m := must.Get(p.metrics())(t)
 	if m["sluice_flows_refused_total"] == 0 {
 		t.Error("no refused client is counted")
 	}

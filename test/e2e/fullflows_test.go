@@ -34,8 +34,7 @@ func TestFullTableOfFlows(t *testing.T) {
 		}
 	}
 	for i := range clients {
-		conn, err := lab.Client.Dial("udp", net.JoinHostPort(vip4, "53"))
-		must.OK(t, err)
+		conn := must.Get(lab.Client.Dial("udp", net.JoinHostPort(vip4, "53")))(t)
 		t.Cleanup(func() { _ = conn.Close() })
 		conns = append(conns, conn)
 		ask(i, "at first")

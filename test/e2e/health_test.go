@@ -80,8 +80,7 @@ func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body
 func TestHealthCheckPort(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
-	taken, err := lab.Node.Listen("tcp4", "0.0.0.0:32000")
-	must.OK(t, err)
+	taken := must.Get(lab.Node.Listen("tcp4", "0.0.0.0:32000"))(t)
 	p := prepareProxy(t, lab, nil)
 	p.write("checked.yaml", checkedService(32000, true))
 	p.start()

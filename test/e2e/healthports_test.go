@@ -51,8 +51,7 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 	p.start()
 	counts := func() (open, waiting, claims, connections int) {
 		t.Helper()
-		m, err := p.metrics()
-		must.OK(t, err)
+		m := must.Get(p.metrics())(t)
 		return int(m["sluice_health_check_ports"]), int(m["sluice_health_check_ports_waiting"]), int(m["sluice_port_claims"]),
 			int(sumOf(m, metricOpen, `protocol="TCP"`))
 	}

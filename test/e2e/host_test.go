@@ -33,8 +33,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	}
 
 	nl := w.Node.Netlink()
-	link, err := nl.LinkByName(pod.Name())
-	must.OK(t, err)
+	link := must.Get(nl.LinkByName(pod.Name()))(t)
 	const late = "late-0"
 	for _, do := range []func() error{
 		func() error { return nl.LinkSetDown(link) },

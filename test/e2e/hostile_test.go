@@ -51,8 +51,7 @@ func TestHostileClientsOfTheSocket(t *testing.T) {
 		return float64(done.Load()) / time.Since(began).Seconds()
 	}
 	descriptors := func() int {
-		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-		must.OK(t, err)
+		list := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)))(t)
 		return len(list)
 	}
 	// attack begins hostile clients, and returns what ends them.

@@ -105,9 +105,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 	}
 	said := p.stderr.String()
 	for _, name := range append(broken, "large.yaml", "same-address-2.yaml:1: Service default/same-address-2: ClusterIP") {
-		if !strings.Contains(said, name) {
-			t.Errorf("no line names %s", name)
-		}
+		check.Containsf(t, said, name, "no line names %s", name)
 	}
 	for _, name := range fine {
 		if strings.Contains(said, name) {

@@ -61,8 +61,7 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		"net/ipv4/conf/all/src_valid_mark", "net/ipv4/ip_nonlocal_bind", "net/ipv4/ip_local_reserved_ports",
 		"net/ipv4/ip_local_port_range", "net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward",
 	} {
-		value, err := node.Sysctl(key)
-		must.OK(t, err)
+		value := must.Get(node.Sysctl(key))(t)
 		b.WriteString(key + " = " + value + "\n")
 	}
 	return b.String()
@@ -205,8 +204,7 @@ func playTakeOver(t *testing.T, m mode) {
 	lab.EchoTCP(t, 8080)
 	before := settledState(t, lab)
 	p := startMode(t, lab, m, []webService{webOn(lab)})
-	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-	must.OK(t, err)
+	held := must.Get(lab.Client.Dial("tcp", addresses(80, vip4)[0]))(t)
 	defer held.Close()
 	must.OK(t, must.Err(netns.AskOn(held)))
 	p.kill()
@@ -268,9 +266,7 @@ func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 		second := prepareProxy(t, lab, []webService{webOn(lab)})
 		second.launch()
 		second.waitExit()
-		if code := second.cmd.ProcessState.ExitCode(); code != 1 {
-			t.Errorf("%s: the second ended with %v, want exit status 1", round, second.cmd.ProcessState)
-		}
+		check.Equalf(t, second.cmd.ProcessState.ExitCode(), 1, "%s: exit status of the second", round)
 		if holder := fmt.Sprintf("process %d ", first.cmd.Process.Pid); !second.stderr.Contains(holder) {
 			t.Errorf("%s: it did not say that %s is in its way:\n%s", round, holder, second.stderr)
 		}

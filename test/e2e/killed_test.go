@@ -142,8 +142,7 @@ func (m mode) attempt(from *netns.Host, network, to string, ofService bool) atte
 // kernel in TIME_WAIT.
 func samePorts(t *testing.T, from *netns.Host, address string) attempt {
 	t.Helper()
-	c, err := from.Dial("tcp", address)
-	must.OK(t, err)
+	c := must.Get(from.Dial("tcp", address))(t)
 	if got, err := netns.AskOn(c); err != nil || !strings.HasPrefix(got, "b1:") {
 		t.Fatalf("%s to %s: %q, %v", from.Name(), address, got, err)
 	}

@@ -105,11 +105,9 @@ func (w *kindsLab) add(o object, network string, n int) {
 func (w *kindsLab) decided(do func()) (table, process int) {
 	w.t.Helper()
 	const decided, asked = "sluice_flows_decided_total", "sluice_flows_asked_total"
-	before, err := w.p.metrics()
-	must.OK(w.t, err)
+	before := must.Get(w.p.metrics())(w.t)
 	do()
-	after, err := w.p.metrics()
-	must.OK(w.t, err)
+	after := must.Get(w.p.metrics())(w.t)
 	return int(after[decided] - before[decided]), int(after[asked] - before[asked])
 }
 

@@ -187,8 +187,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 	}()
 	answers := make(chan error, 10)
 	for range cap(answers) {
-		c, err := lab.Client.Dial("tcp", targets[0])
-		must.OK(t, err)
+		c := must.Get(lab.Client.Dial("tcp", targets[0]))(t)
 		go func() {
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(talkTimeout))
@@ -232,8 +231,7 @@ func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 	over := make(chan error, flood)
 	var waiting []net.Conn
 	for range flood {
-		c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-		must.OK(t, err)
+		c := must.Get(lab.Client.Dial("tcp", addresses(80, vip4)[0]))(t)
 		waiting = append(waiting, c)
 		go func() {
 			_, err := io.Copy(io.Discard, c)
@@ -280,8 +278,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	defer scraper.CloseIdleConnections()
 	pauses := func() int {
 		t.Helper()
-		m, err := scrape(scraper)
-		must.OK(t, err)
+		m := must.Get(scrape(scraper))(t)
 		return int(m[metricPauses])
 	}
 	before := pauses()

@@ -71,8 +71,7 @@ func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 // openFIFO opens a FIFO for reading without waiting for a writer.
 func openFIFO(t *testing.T, name string) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	must.OK(t, err)
+	f := must.Get(os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0))(t)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }

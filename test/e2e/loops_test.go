@@ -115,8 +115,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 			}
 		}
 	}
-	values, err := p.metrics()
-	must.OK(t, err)
+	values := must.Get(p.metrics())(t)
 	if got := int(values["sluice_connections_opened_total"]); got < n || got > 2*n+10 {
 		t.Errorf("%d connections and sessions for %d connections", got, n)
 	}

@@ -91,9 +91,7 @@ func TestManyOpenFlows(t *testing.T) {
 			took := time.Now()
 			p.stop()
 			say("stopped in %v", time.Since(took).Round(time.Millisecond))
-			if got, want := p.countLines(), size+2*beside; got != want {
-				t.Errorf("%d records, want %d", got, want)
-			}
+			check.Equalf(t, p.countLines(), size+2*beside, "records")
 		})
 	}
 }
@@ -117,8 +115,7 @@ func (p *proxy) said(what string) string {
 // countLines counts the lines of the access log.
 func (p *proxy) countLines() (n int) {
 	p.t.Helper()
-	f, err := os.Open(p.accessLog)
-	must.OK(p.t, err)
+	f := must.Get(os.Open(p.accessLog))(p.t)
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		n++

@@ -26,8 +26,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 		lab.Backends[0].WitnessTCP(t, 8080)
 		// The lab's first interface has another address.
 		internal := []netip.Addr{netip.MustParseAddr("10.7.7.7"), netip.MustParseAddr("fd00:7::7")}
-		link, err := lab.Node.Netlink().LinkByName(lab.Backends[0].Name())
-		must.OK(t, err)
+		link := must.Get(lab.Node.Netlink().LinkByName(lab.Backends[0].Name()))(t)
 		add := func() {
 			for _, a := range internal {
 				must.OK(t, lab.Node.AddAddr(lab.Backends[0].Name(), whole(a)))
@@ -81,8 +80,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			})
 		}
 		for round := range rounds {
-			list, err := lab.Node.Netlink().AddrList(link, 0)
-			must.OK(t, err)
+			list := must.Get(lab.Node.Netlink().AddrList(link, 0))(t)
 			removed.Store(time.Now().UnixNano())
 			for _, a := range list {
 				if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() == internal[0] || ip == internal[1] {

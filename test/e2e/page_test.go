@@ -43,8 +43,7 @@ func TestProxyServesThePage(t *testing.T) {
 		{"POST", "localhost", "/v1/close", 405, "only reads"},
 		{"POST", "localhost", "/v1/drain", 405, "only reads"},
 	} {
-		resp, err := ask(tt.method, tt.host, tt.path)
-		must.OK(t, err)
+		resp := must.Get(ask(tt.method, tt.host, tt.path))(t)
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err != nil || resp.StatusCode != tt.status || !strings.Contains(string(body), tt.text) || !strings.Contains(resp.Header.Get("Content-Security-Policy"), "default-src 'none'") {
@@ -59,10 +58,8 @@ func TestProxyServesThePage(t *testing.T) {
 	// A stream lasts, and has a connection's record when it ends.
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10261/v1/tap", http.NoBody)
-	must.OK(t, err)
-	resp, err := client.Do(r)
-	must.OK(t, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10261/v1/tap", http.NoBody))(t)
+	resp := must.Get(client.Do(r))(t)
 	defer resp.Body.Close()
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	from := held[0].LocalAddr().String()

@@ -294,8 +294,7 @@ func socketMemory(t *testing.T, h *netns.Host) (sum int) {
 	}
 	for _, m := range regexp.MustCompile(`skmem:\(r(\d+),.*?,w(\d+),`).FindAllSubmatch(out, -1) {
 		for _, text := range m[1:] {
-			n, err := strconv.Atoi(string(text))
-			must.OK(t, err)
+			n := must.Get(strconv.Atoi(string(text)))(t)
 			sum += n
 		}
 	}

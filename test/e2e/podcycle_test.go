@@ -111,8 +111,7 @@ const callPeriod = 5 * time.Millisecond
 // call starts to send. It stops with the test.
 func call(t *testing.T, h *netns.Host, to netip.AddrPort) *caller {
 	t.Helper()
-	conn, err := h.Dial("udp", to.String())
-	must.OK(t, err)
+	conn := must.Get(h.Dial("udp", to.String()))(t)
 	c := &caller{from: h.Name(), conn: conn.(*net.UDPConn), to: to}
 	stop := make(chan struct{})
 	var pending sync.WaitGroup

@@ -70,8 +70,7 @@ func TestPrivilegedClientsGetPrivilegedPorts(t *testing.T) {
 // and closes the connections of others.
 func answerPrivileged(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
-	l, err := h.Listen("tcp", address)
-	must.OK(t, err)
+	l := must.Get(h.Listen("tcp", address))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -157,8 +157,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 	})
 	visits()
 	p.stop()
-	old, err := readRecords(rotated)
-	must.OK(t, err)
+	old := must.Get(readRecords(rotated))(t)
 	all := append(old, p.records()...)
 	if len(all) != 3*each+more || len(old) < each || len(old) > 2*each+more {
 		t.Errorf("%d records in the old file, %d in all, want %d", len(old), len(all), 3*each+more)

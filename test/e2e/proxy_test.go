@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/output"
@@ -217,9 +218,7 @@ func (p *proxy) stop() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
 	p.waitExit()
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Errorf("sluice run: %v, want exit status 0", p.cmd.ProcessState)
-	}
+	check.Equalf(p.t, p.cmd.ProcessState.ExitCode(), 0, "sluice run: exit status")
 }
 
 // kill ends the proxy like a crash.
@@ -338,8 +337,7 @@ func scrape(client *http.Client) (map[string]float64, error) {
 // descriptors counts the proxy's open files.
 func (p *proxy) descriptors() int {
 	p.t.Helper()
-	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	must.OK(p.t, err)
+	list := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)))(p.t)
 	return len(list)
 }
 
@@ -372,8 +370,7 @@ var bpfRoot = sync.OnceValue(func() string {
 // pinDirs are the directories of a node's proxies in the BPF file system.
 func pinDirs(t *testing.T, node *netns.Host) []string {
 	t.Helper()
-	inode, err := sys.NetNSInode(node.FD())
-	must.OK(t, err)
+	inode := must.Get(sys.NetNSInode(node.FD()))(t)
 	dirs, _ := filepath.Glob(filepath.Join(bpfRoot(), "sluice", fmt.Sprintf("*-%d", inode)))
 	return dirs
 }

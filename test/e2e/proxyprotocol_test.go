@@ -16,6 +16,7 @@ import (
 	"github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -88,8 +89,7 @@ func TestProxyProtocolIsSent(t *testing.T) {
 		}
 		p.start("--datapath", path)
 		for _, vip := range []string{"10.96.0.10:80", "[fd00:96::10]:80", "10.96.0.11:80", "[fd00:96::11]:80"} {
-			c, err := lab.Client.Dial("tcp", vip)
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("tcp", vip))(t)
 			want := "v1 " + c.LocalAddr().String() + " " + vip
 			if strings.Contains(vip, "11") {
 				want = "v2 " + c.LocalAddr().String() + " " + vip + " 0xe1 default/v2"
@@ -129,8 +129,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 	p.start("--datapath", path)
 	dial := func(from *netns.Host, address string) net.Conn {
 		t.Helper()
-		c, err := from.Dial("tcp", address)
-		must.OK(t, err)
+		c := must.Get(from.Dial("tcp", address))(t)
 		return c
 	}
 	v4, v6 := vip4+":80", "["+vip6+"]:80"
@@ -156,8 +155,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 	two := proxyproto.Header{Version: 2, Command: proxyproto.PROXY, TransportProtocol: proxyproto.TCPv6,
 		SourceAddr:      net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::7]:5")),
 		DestinationAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:80"))}
-	b, err := two.Format()
-	must.OK(t, err)
+	b := must.Get(two.Format())(t)
 	accepted(v4, "PROXY TCP4 192.0.2.7 203.0.113.1 41822 80\r\n", "v1 192.0.2.7:41822 "+v4, "192.0.2.7:41822")
 	accepted(v6, string(b), "v1 [2001:db8::7]:5 "+v6, "[2001:db8::7]:5")
 	accepted(v4, string(b), "v1 [2001:db8::7]:5 "+v4, "[2001:db8::7]:5")
@@ -253,9 +251,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 		}
 	}
 	t.Logf("%d headers with mistakes, and none reached an endpoint: the records end with %v", count, ends)
-	if fmt.Sprint(ends) != fmt.Sprint(want) {
-		t.Errorf("the records end with %v, want %v", ends, want)
-	}
+	check.Equalf(t, fmt.Sprint(ends), fmt.Sprint(want), "the records end with")
 	wait.For(t, "metrics", stopTimeout, func() error {
 		values, err := p.metrics()
 		if err != nil {

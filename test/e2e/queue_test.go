@@ -28,8 +28,7 @@ func TestLimitsAndQueue(t *testing.T) {
 			return lab.Client.Connect(t, "tcp", vip+":80")
 		}
 		name := func(c net.Conn) string {
-			server, err := netns.AskOn(c)
-			must.OK(t, err)
+			server := must.Get(netns.AskOn(c))(t)
 			return server
 		}
 		queued := func(want float64) {
@@ -77,8 +76,6 @@ func TestLimitsAndQueue(t *testing.T) {
 			ends[r.Service+" "+r.End]++
 		}
 		want := map[string]int{"default/each:http client_fin": 3, "default/each:http shutdown": 4, "default/whole:http shutdown": 3, "default/whole:http limit": 1}
-		if fmt.Sprint(ends) != fmt.Sprint(want) {
-			t.Errorf("ends %v, want %v", ends, want)
-		}
+		check.Equalf(t, fmt.Sprint(ends), fmt.Sprint(want), "ends")
 	})
 }

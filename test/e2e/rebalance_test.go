@@ -117,8 +117,7 @@ func TestRebalance(t *testing.T) {
 		held := hold(t, lab.Client, "10.96.0.11:80", 6)
 		busy, stop := make(chan error, 6), make(chan struct{})
 		for range cap(busy) {
-			c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("tcp", addresses(80, vip4)[0]))(t)
 			k := &talker{conn: c, pause: 20 * time.Millisecond}
 			go func() { busy <- k.run(stop); _ = c.Close() }()
 		}
@@ -167,9 +166,7 @@ func TestRebalance(t *testing.T) {
 				rebalanced++
 			}
 		}
-		if rebalanced != closed {
-			t.Errorf("%d records end with rebalanced, want %d", rebalanced, closed)
-		}
+		check.Equalf(t, rebalanced, closed, "records end with rebalanced")
 		p.stop()
 	})
 }

@@ -78,8 +78,7 @@ func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool)
 // records reads the access log.
 func (p *proxy) records() []record {
 	p.t.Helper()
-	list, err := readRecords(p.accessLog)
-	must.OK(p.t, err)
+	list := must.Get(readRecords(p.accessLog))(p.t)
 	return list
 }
 
@@ -94,9 +93,7 @@ func (p *proxy) awaitRecords(n int) []record {
 		}
 		return err
 	})
-	if len(list) != n {
-		p.t.Errorf("%d records, want %d", len(list), n)
-	}
+	check.Equalf(p.t, len(list), n, "records")
 	return list
 }
 
@@ -110,9 +107,7 @@ func (p *proxy) wantEnds(t *testing.T, want ...string) []record {
 	}
 	slices.Sort(got)
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("the records end with %v, want %v", got, want)
-	}
+	check.EqualSlicesf(t, got, want, "the records end with")
 	return list
 }
 

@@ -115,8 +115,7 @@ func turnAway(from *netns.Host, to string) {
 
 func refusedPackets(t *testing.T, p *proxy, reason string) float64 {
 	t.Helper()
-	m, err := p.metrics()
-	must.OK(t, err)
+	m := must.Get(p.metrics())(t)
 	return sumOf(m, "sluice_refused_packets_total", fmt.Sprintf("reason=%q", reason))
 }
 

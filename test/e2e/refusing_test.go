@@ -156,8 +156,7 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 			}
 		}
 	}
-	m, err := p.metrics()
-	must.OK(t, err)
+	m := must.Get(p.metrics())(t)
 	attempts, took := m["sluice_dial_failures_total"], time.Since(began)
 	slices.Sort(direct)
 	slices.Sort(served)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -39,9 +40,7 @@ func (p *proxy) residue() (residue, error) {
 		return residue{}, err
 	}
 	for _, name := range []string{metricMisused, metricDropped} {
-		if m[name] != 0 {
-			p.t.Errorf("%s is %v", name, m[name])
-		}
+		check.Equalf(p.t, m[name], 0, "%s is", name)
 	}
 	pipes := int(m[metricPipes])
 	return residue{

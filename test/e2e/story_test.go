@@ -110,8 +110,7 @@ func TestStoryNamesWhoIsWaitedFor(t *testing.T) {
 
 // serveBy accepts on port 8080 and calls f for each connection, which stays open.
 func serveBy(t *testing.T, h *netns.Host, f func(net.Conn) error) {
-	l, err := h.Listen("tcp", ":8080")
-	must.OK(t, err)
+	l := must.Get(h.Listen("tcp", ":8080"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go netns.Accept(l, func(c net.Conn) {
 		t.Cleanup(func() { _ = c.Close() })

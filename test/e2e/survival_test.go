@@ -140,8 +140,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 				return nil
 			})
 			took := time.Since(flushed)
-			values, err := p.metrics()
-			must.OK(t, err)
+			values := must.Get(p.metrics())(t)
 			found := int(values["sluice_steering_repairs_total"])
 			// A flush removes things one by one, and the first may be restored
 			// before the last is removed.

@@ -320,8 +320,7 @@ func (w *tenancy) takeMemory() func() string {
 	targets := w.serve(8082, tenantServices)
 	var clients []net.Conn
 	for i := range w.size.readers {
-		c, err := w.lab.Client.Dial("tcp", targets[i%len(targets)])
-		must.OK(w.t, err)
+		c := must.Get(w.lab.Client.Dial("tcp", targets[i%len(targets)]))(w.t)
 		clients = append(clients, c)
 	}
 	held, steady := 0, 0
@@ -405,8 +404,7 @@ func (w *tenancy) takeLog() func() string {
 func (w *tenancy) takeRecords() func() string {
 	targets := w.serve(8080, tenantServices)
 	size := func() int64 {
-		info, err := os.Stat(w.p.accessLog)
-		must.OK(w.t, err)
+		info := must.Get(os.Stat(w.p.accessLog))(w.t)
 		return info.Size()
 	}
 	before, began := size(), time.Now()

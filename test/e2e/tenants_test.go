@@ -240,8 +240,7 @@ func clusterIPsOf(namespace string, i int) []string {
 
 func (w *tenancy) metrics() map[string]float64 {
 	w.t.Helper()
-	m, err := w.p.metrics()
-	must.OK(w.t, err)
+	m := must.Get(w.p.metrics())(w.t)
 	return m
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -54,9 +55,7 @@ func TestQuietConnectionsEnd(t *testing.T) {
 	for _, r := range p.awaitRecords(2) {
 		ends[r.End]++
 	}
-	if ends["idle"] != 2 {
-		t.Errorf("the records end with %v, want two idle", ends)
-	}
+	check.Equalf(t, ends["idle"], 2, "the records end with %v", ends)
 	p.stop()
 	p.wantEnds(t, "idle", "idle", "shutdown")
 }

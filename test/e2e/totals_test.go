@@ -32,8 +32,7 @@ func TestPromise7_TotalsDoNotFall(t *testing.T) {
 		}
 		var conns []net.Conn // which outlive all take-overs
 		for range held {
-			c, err := lab.Client.Dial("tcp", target)
-			must.OK(t, err)
+			c := must.Get(lab.Client.Dial("tcp", target))(t)
 			defer c.Close()
 			must.OK(t, must.Err(netns.AskOn(c)))
 			conns = append(conns, c)

@@ -122,8 +122,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 				return err
 			})
 		}
-		m, err := p.metrics()
-		must.OK(t, err)
+		m := must.Get(p.metrics())(t)
 		most = max(most, m["sluice_udp_sessions"]+m["sluice_flows"])
 	}
 	grown := p.memory() - memory

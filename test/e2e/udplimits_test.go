@@ -37,11 +37,9 @@ func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 		ask(fmt.Sprint(i))
 	}
 	highest := 0
-	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	must.OK(t, err)
+	list := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)))(t)
 	for _, entry := range list {
-		fd, err := strconv.Atoi(entry.Name())
-		must.OK(t, err)
+		fd := must.Get(strconv.Atoi(entry.Name()))(t)
 		highest = max(highest, fd)
 	}
 	var limit unix.Rlimit
@@ -54,8 +52,7 @@ func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 	}
 	limit.Cur = limit.Max
 	must.OK(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
-	m, err := p.metrics()
-	must.OK(t, err)
+	m := must.Get(p.metrics())(t)
 	t.Logf("%d clients, %v sessions, %d descriptors", asked, m["sluice_udp_sessions"], highest+1)
 	if m["sluice_udp_sessions"] >= float64(highest) {
 		t.Error("no descriptor was missing")

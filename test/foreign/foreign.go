@@ -22,8 +22,7 @@ func Idle(t testing.TB) *ebpf.Program {
 
 func load(t testing.TB, spec *ebpf.ProgramSpec) *ebpf.Program {
 	t.Helper()
-	p, err := ebpf.NewProgram(spec)
-	must.OK(t, err)
+	p := must.Get(ebpf.NewProgram(spec))(t)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -37,8 +36,7 @@ type Counter struct {
 // NewCounter loads a Counter.
 func NewCounter(t testing.TB) *Counter {
 	t.Helper()
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	must.OK(t, err)
+	m := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}))(t)
 	t.Cleanup(func() { _ = m.Close() })
 	const pass = 2 // XDP_PASS
 	return &Counter{load(t, &ebpf.ProgramSpec{Type: ebpf.XDP, License: "Apache-2.0", Instructions: asm.Instructions{

@@ -44,6 +44,15 @@ func Equalf[T comparable](t testing.TB, got, want T, format string, args ...any)
 // Err returns the error of a call whose result nobody needs.
 func Err[T any](_ T, err error) error { return err }
 
+// Get returns the result of a call, or ends the test with its error: must.Get(os.Open(path))(t).
+func Get[T any](result T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		OK(t, err)
+		return result
+	}
+}
+
 // Read returns what is in a file.
 func Read(t testing.TB, path string) []byte {
 	t.Helper()

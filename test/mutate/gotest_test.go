@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -62,9 +63,7 @@ func TestIsLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a_test.go")
 	must.OK(t, os.WriteFile(path, []byte("t.Logf(\"%d\", 1)\nt.Errorf(\"%d\", 2)\nt.Log()\n"), 0o644))
 	for line, want := range map[int]bool{0: false, 1: true, 2: false, 3: true, 9: false} {
-		if got := isLog(path, line); got != want {
-			t.Errorf("line %d: %v", line, got)
-		}
+		check.Equalf(t, isLog(path, line), want, "line %d", line)
 	}
 	if isLog(filepath.Join(t.TempDir(), "none.go"), 1) {
 		t.Error("a file of another package is taken for a log line")
@@ -72,7 +71,5 @@ func TestIsLog(t *testing.T) {
 }
 
 func TestPattern(t *testing.T) {
-	if got, want := pattern("TestA/b"), "^TestA$/^b$"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	check.Equal(t, pattern("TestA/b"), "^TestA$/^b$")
 }

@@ -55,8 +55,7 @@ func TestEachPromiseHasAMutation(t *testing.T) {
 // hasTest tells whether a package has a test of exactly this name.
 func hasTest(t *testing.T, pkg, name string) bool {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(root, pkg, "*_test.go"))
-	must.OK(t, err)
+	files := must.Get(filepath.Glob(filepath.Join(root, pkg, "*_test.go")))(t)
 	for _, path := range files {
 		text := must.Read(t, path)
 		if strings.Contains(string(text), "\nfunc "+name+"(") {

@@ -31,8 +31,7 @@ const (
 // connection's state.
 func (n *Namespace) TrackConnections(t testing.TB) {
 	t.Helper()
-	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(n.FD())))(t)
 	table := conn.AddTable(&nftables.Table{Name: "track", Family: nftables.TableFamilyINet})
 	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "input", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})

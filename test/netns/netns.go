@@ -175,8 +175,7 @@ func Dropped(t testing.TB) (n uint64) {
 	t.Helper()
 	stat := must.Read(t, "/proc/net/softnet_stat")
 	for line := range strings.Lines(string(stat)) {
-		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
-		must.OK(t, err)
+		dropped := must.Get(strconv.ParseUint(strings.Fields(line)[1], 16, 32))(t)
 		n += dropped
 	}
 	return n

@@ -14,6 +14,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -46,9 +47,7 @@ func TestEchoSaysWhoConnected(t *testing.T) {
 	}
 	echo.Close()
 	_, err := lab.Client.Dial("tcp", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080).String())
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("after Close: got %v, want a refusal", err)
-	}
+	check.ErrorIsf(t, err, syscall.ECONNREFUSED, "after Close")
 }
 
 func TestEchoUDP(t *testing.T) {
@@ -56,9 +55,7 @@ func TestEchoUDP(t *testing.T) {
 	lab.Backends[0].EchoUDP(t, 53)
 	for _, ip := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
 		c := lab.Client.Connect(t, "udp", netip.AddrPortFrom(ip, 53).String())
-		if got := exchange(t, c, "hello"); got != "b1:53\nhello" {
-			t.Errorf("%s: got %q", ip, got)
-		}
+		check.Equalf(t, exchange(t, c, "hello"), "b1:53\nhello", "%s", ip)
 	}
 }
 
@@ -67,30 +64,26 @@ func exchange(t *testing.T, c net.Conn, text string) string {
 	must.OK(t, must.Err(c.Write([]byte(text))))
 	_ = c.SetReadDeadline(time.Now().Add(dialTimeout))
 	buf := make([]byte, 64)
-	n, err := c.Read(buf)
-	must.OK(t, err)
+	n := must.Get(c.Read(buf))(t)
 	return string(buf[:n])
 }
 
 func TestCommandRunsInside(t *testing.T) {
 	ns := New(t, "alone")
-	out, err := ns.Command(t, "/bin/cat", "/proc/net/dev").Output()
-	must.OK(t, err)
+	out := must.Get(ns.Command(t, "/bin/cat", "/proc/net/dev").Output())(t)
 	if text := string(out); strings.Count(text, ":") != 1 || !strings.Contains(text, "lo:") {
 		t.Errorf("want lo alone, got:\n%s", text)
 	}
 	cmd := ns.Command(t, "/bin/sleep", "1000")
 	must.OK(t, cmd.Start())
-	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
-	must.OK(t, err)
+	link := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)))(t)
 	if own, _ := os.Readlink("/proc/self/ns/net"); own == link {
 		t.Errorf("the child is in the test's namespace %s", own)
 	}
 }
 
 func TestDoGivesTheThreadBack(t *testing.T) {
-	own, err := os.Readlink("/proc/thread-self/ns/net")
-	must.OK(t, err)
+	own := must.Get(os.Readlink("/proc/thread-self/ns/net"))(t)
 	ns := New(t, "inner")
 	for range 50 {
 		inside := ""
@@ -133,8 +126,7 @@ func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
 func TestDumpLeavesOutWhatRulesCount(t *testing.T) {
 	lab := NewLab(t, 0)
 	lab.Settle(t)
-	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(lab.Node.FD())))(t)
 	table := conn.AddTable(&nftables.Table{Name: "counting", Family: nftables.TableFamilyINet})
 	chain := conn.AddChain(&nftables.Chain{
 		Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,

@@ -54,8 +54,7 @@ func (n *Namespace) Dial(network, address string) (net.Conn, error) {
 // ends.
 func (n *Namespace) Connect(t testing.TB, network, address string) net.Conn {
 	t.Helper()
-	c, err := n.Dial(network, address)
-	must.OK(t, err)
+	c := must.Get(n.Dial(network, address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

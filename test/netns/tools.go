@@ -16,8 +16,7 @@ import (
 // Link returns an interface of a host.
 func (h *Host) Link(t testing.TB, name string) netlink.Link {
 	t.Helper()
-	l, err := h.Netlink().LinkByName(name)
-	must.OK(t, err)
+	l := must.Get(h.Netlink().LinkByName(name))(t)
 	return l
 }
 

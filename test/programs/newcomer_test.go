@@ -116,8 +116,7 @@ func (d *developer) says(want string, name string, args ...string) {
 // process is a program of the developer, which answers by HTTP with its name.
 func (d *developer) process(name, at string) (end func()) {
 	d.t.Helper()
-	l, err := d.machine.Listen("tcp", at)
-	must.OK(d.t, err)
+	l := must.Get(d.machine.Listen("tcp", at))(d.t)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s for %s", name, r.Host) })}
 	go func() { _ = s.Serve(l) }()
 	end = func() { _ = s.Close() }

@@ -103,16 +103,13 @@ func TestDownloads(t *testing.T) {
 	for i := range 5 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			c, err := w.dial(vips[i%2])
-			must.OK(t, err)
+			c := must.Get(w.dial(vips[i%2]))(t)
 			defer c.Close()
-			body, err := get(c, "/big")
-			must.OK(t, err)
+			body := must.Get(get(c, "/big"))(t)
 			defer body.Close()
 			sum := sha256.New()
 			began := time.Now()
-			n, err := io.CopyN(sum, body, 10<<20)
-			must.OK(t, err)
+			n := must.Get(io.CopyN(sum, body, 10<<20))(t)
 			if i == 0 {
 				pause(longPause())
 			}
@@ -128,8 +125,7 @@ func TestDownloads(t *testing.T) {
 // bigFile writes a file and returns its checksum.
 func bigFile(t *testing.T, path string, size int) [32]byte {
 	t.Helper()
-	f, err := os.Create(path)
-	must.OK(t, err)
+	f := must.Get(os.Create(path))(t)
 	defer f.Close()
 	sum := sha256.New()
 	must.OK(t, must.Err(io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8([32]byte{1}), int64(size))))

@@ -116,8 +116,7 @@ func TestNginxReadsProxyHeaders(t *testing.T) {
 // channel gets the first bytes of each connection.
 func (w *world) witness(h *netns.Host, from, to uint16, n int) <-chan string {
 	w.t.Helper()
-	l, err := h.Listen("tcp", fmt.Sprintf(":%d", from))
-	must.OK(w.t, err)
+	l := must.Get(h.Listen("tcp", fmt.Sprintf(":%d", from)))(w.t)
 	begins := make(chan string, 1000)
 	var running sync.WaitGroup
 	w.t.Cleanup(func() { _ = l.Close(); running.Wait() })

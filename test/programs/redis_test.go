@@ -87,8 +87,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 func TestRedisClientsOutliveAPausedServer(t *testing.T) {
 	w, s := redis(t)
 	for _, vip := range vips {
-		c, err := w.dial(vip)
-		must.OK(t, err)
+		c := must.Get(w.dial(vip))(t)
 		defer c.Close()
 		ping := func() {
 			t.Helper()

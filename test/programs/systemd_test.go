@@ -69,8 +69,7 @@ func bootSystemd(t *testing.T) *systemd {
 	cmd := s.Node.Command(t, "unshare", "--mount", "sh", "-c", boot, "sh", dir)
 	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
-	open, err := cmd.StdinPipe()
-	must.OK(t, err)
+	open := must.Get(cmd.StdinPipe())(t)
 	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = open.Close()
@@ -135,8 +134,7 @@ func (s *systemd) systemctl(args ...string) (string, error) {
 // command is systemctl that must succeed.
 func (s *systemd) command(args ...string) string {
 	s.t.Helper()
-	text, err := s.systemctl(args...)
-	must.OK(s.t, err)
+	text := must.Get(s.systemctl(args...))(s.t)
 	return text
 }
 

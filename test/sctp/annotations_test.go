@@ -1,10 +1,10 @@
 package sctp
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -42,12 +42,8 @@ func TestProxyKeepsAnnotations(t *testing.T) {
 		if err == nil {
 			_, err = a.receive()
 		}
-		if !errors.Is(err, sys.ECONNRESET) {
-			t.Errorf("%s: %v", end, err)
-		}
-		if r := p.ended(1)[0]; r.End != end {
-			t.Errorf("the end is %s, want %s", r.End, end)
-		}
+		check.ErrorIsf(t, err, sys.ECONNRESET, "%s", end)
+		check.Equalf(t, p.ended(1)[0].End, end, "the end is")
 	}
 
 	first := begin(queue, "the first one")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -162,8 +163,7 @@ func explain(t *testing.T, dir, from, to string, flags []string) (want []string)
 		return []string{"silence"}
 	}
 	for _, e := range a.Candidates {
-		ap, err := netip.ParseAddrPort(e)
-		must.OK(t, err)
+		ap := must.Get(netip.ParseAddrPort(e))(t)
 		name := "pod-1"
 		if a := ap.Addr().String(); a == "10.244.2.2" || a == "fd00:244:2::2" {
 			name = "pod-3"
@@ -192,9 +192,7 @@ func TestCasesAffinity(t *testing.T) {
 		}
 		seen[ask(lab.Client, "", "10.96.0.11:3868", patience)]++
 	}
-	if len(seen) != 3 {
-		t.Errorf("without affinity: %v", seen)
-	}
+	check.Equalf(t, len(seen), 3, "without affinity: %v", seen)
 }
 
 // The limit of a Service holds for its associations; beyond it they get an ABORT.
@@ -205,8 +203,7 @@ func TestProxyKeepsLimits(t *testing.T) {
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}), "--max-connections-per-service", "3")
 	var open []*peer
 	for range 3 {
-		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 		talk(t, a, "hello")
 		open = append(open, a)
 	}

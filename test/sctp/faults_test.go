@@ -41,8 +41,7 @@ func TestProxyBearsAFloodOfINITs(t *testing.T) {
 	p := startProxy(t, lab.Node.Namespace, manifest(
 		svc{name: "flooded", ip: "10.96.0.10", endpoints: []string{lab.Backends[0].IPv4.String()}},
 		svc{name: "neighbour", ip: "10.96.0.11", endpoints: []string{lab.Backends[1].IPv4.String()}}))
-	neighbour, err := dial(lab.Client.Namespace, "10.96.0.11:3868", options())
-	must.OK(t, err)
+	neighbour := must.Get(dial(lab.Client.Namespace, "10.96.0.11:3868", options()))(t)
 	defer neighbour.abort()
 	talk(t, neighbour, "before")
 	before := p.rss()
@@ -73,8 +72,7 @@ func TestProxyBearsAFloodOfINITs(t *testing.T) {
 		t.Errorf("the proxy grew by %d KiB", grown)
 	}
 	for _, to := range []string{"10.96.0.10:3868", "10.96.0.11:3868"} {
-		a, err := dial(lab.Client.Namespace, to, options())
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, to, options()))(t)
 		talk(t, a, "a new one after the flood")
 		a.abort()
 	}
@@ -184,8 +182,7 @@ func TestProxyFindsLostPeers(t *testing.T) {
 			accepted := make(chan *peer, 1)
 			serve(t, b.Namespace, at(b), options(), func(p *peer) { accepted <- p })
 			p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
-			a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-			must.OK(t, err)
+			a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 			defer a.abort()
 			other := <-accepted
 			defer other.abort()

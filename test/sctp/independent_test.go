@@ -32,9 +32,7 @@ func TestProxyIndependentPeers(t *testing.T) {
 	const ppid = 0x2e0102
 	for _, ip := range []string{"10.96.0.10", "10.96.0.11"} {
 		c := dialByLibrary(t, lab.Client, ip)
-		if got := c.RemoteAddr().String(); got != ip+":3868" {
-			t.Errorf("the client is connected to %s", got)
-		}
+		check.Equalf(t, c.RemoteAddr().String(), ip+":3868", "the client is connected to")
 		for i := range 20 {
 			text := bytes.Repeat([]byte{byte(i + 1)}, 1+997*i)
 			sent := &library.SndRcvInfo{Stream: uint16(i % 7), PPID: ppid + uint32(i)}
@@ -57,8 +55,7 @@ func TestProxyIndependentPeers(t *testing.T) {
 		_ = c.Close()
 	}
 	// Our client, their endpoint: the identifier is in network order on the wire.
-	p, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-	must.OK(t, err)
+	p := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 	defer p.abort()
 	want := sys.MessageInfo{Stream: 3, PPID: networkOrder(ppid), Unordered: true}
 	must.OK(t, p.send(note{want, []byte("ours")}))

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -115,8 +116,7 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 		}
 		return a, nil
 	}
-	first, err := open()
-	must.OK(t, err)
+	first := must.Get(open())(t)
 	talk(t, first, "before the crash")
 	_, services, _ := net.ParseCIDR("10.96.0.0/16")
 	nowhere := &netlink.Route{Dst: services, Type: unix.RTN_BLACKHOLE, Priority: 1}
@@ -128,14 +128,11 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 		_, err = again.receive()
 		again.abort()
 	}
-	if !errors.Is(err, sys.ECONNRESET) {
-		t.Errorf("the restarted client saw %v", err)
-	}
+	check.ErrorIsf(t, err, sys.ECONNRESET, "the restarted client saw")
 	if r := p.ended(1)[0]; r.End != "client_abort" || r.FromClient != 1 {
 		t.Errorf("%+v", r)
 	}
-	third, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-	must.OK(t, err)
+	third := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 	talk(t, third, "afterwards")
 	third.abort()
 	p.ended(1)

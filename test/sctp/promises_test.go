@@ -198,8 +198,7 @@ func TestEndsThroughTheProxy(t *testing.T) {
 		{"too large", 0, func(p *peer) { _ = p.send(note{text: make([]byte, 64<<10+1)}) }, sys.ECONNRESET, "message_too_large"},
 		{"no stream", 0, func(p *peer) { _ = p.send(note{sys.MessageInfo{Stream: 5}, []byte("x")}) }, sys.ECONNRESET, "no_stream"},
 	} {
-		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 		ends := []*peer{a, <-accepted}
 		for range 10 {
 			must.OK(t, ends[c.side].send(note{text: make([]byte, 1000)}))
@@ -243,8 +242,7 @@ func TestPromise6_StopAndTakeOver(t *testing.T) {
 	before := lab.Node.Dump(t)
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}))
 	open := func() *peer {
-		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 		talk(t, a, "hello")
 		return a
 	}

@@ -71,8 +71,7 @@ func (p *proxy) run(node *netns.Namespace, flags ...string) {
 	p.t.Helper()
 	p.cmd = exec.Command(os.Getenv(programEnv), append([]string{"run", "--manifests", p.dir, "--hostname-override", "node", "--workers", "2",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-", "--dial-timeouts", "20s", "--datapath", "relay"}, flags...)...)
-	out, err := p.cmd.StdoutPipe()
-	must.OK(p.t, err)
+	out := must.Get(p.cmd.StdoutPipe())(p.t)
 	p.cmd.Stderr = p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must.OK(p.t, node.Do(p.cmd.Start))

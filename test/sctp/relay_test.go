@@ -39,8 +39,7 @@ func (o *owner) LinkEnded(end message.End) { o.ends <- end }
 
 func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.AddrPort) *rig {
 	t.Helper()
-	loop, err := poll.New()
-	must.OK(t, err)
+	loop := must.Get(poll.New())(t)
 	w := message.New(c).NewWorker(loop)
 	done := make(chan error, 1)
 	go func() { done <- loop.Run() }()
@@ -79,9 +78,7 @@ func (r *rig) end(t *testing.T, want message.End) {
 	t.Helper()
 	select {
 	case got := <-r.ends:
-		if got != want {
-			t.Errorf("the link ended by %v, want %v", got, want)
-		}
+		check.Equalf(t, got, want, "the link ended by")
 	case <-time.After(patience):
 		t.Errorf("the link did not end, want %v", want)
 	}
@@ -104,8 +101,7 @@ func TestRelayKeepsEnds(t *testing.T) {
 				accepted := make(chan *peer, 1)
 				s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) { accepted <- p })
 				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
-				p, err := dial(nil, r.addr.String(), options())
-				must.OK(t, err)
+				p := must.Get(dial(nil, r.addr.String(), options()))(t)
 				a, b := p, <-accepted
 				if side == 1 {
 					a, b = b, a
@@ -152,8 +148,7 @@ func TestRelayEndsWhileMessagesPass(t *testing.T) {
 				s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) { accepted <- p })
 				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
 				for range 3 {
-					p, err := dial(nil, r.addr.String(), options())
-					must.OK(t, err)
+					p := must.Get(dial(nil, r.addr.String(), options()))(t)
 					aborts, sends := p, <-accepted
 					if side == 1 {
 						aborts, sends = sends, aborts
@@ -194,16 +189,13 @@ func TestRelayBoundsMessages(t *testing.T) {
 		size int
 		ok   bool
 	}{{1, true}, {64 << 10, true}, {64<<10 + 1, true}, {bound, true}, {bound + 1, false}} {
-		p, err := dial(nil, r.addr.String(), options())
-		must.OK(t, err)
+		p := must.Get(dial(nil, r.addr.String(), options()))(t)
 		want := note{sys.MessageInfo{Stream: 3, PPID: 9}, bytes.Repeat([]byte("0123456789abcdef"), c.size/16+1)[:c.size]}
 		for round := range 3 {
 			must.OK(t, p.send(want))
 			got, err := p.receive()
 			if !c.ok {
-				if !errors.Is(err, sys.ECONNRESET) {
-					t.Errorf("%d bytes: %v", c.size, err)
-				}
+				check.ErrorIsf(t, err, sys.ECONNRESET, "%d bytes", c.size)
 				r.end(t, message.TooLarge)
 				break
 			}
@@ -225,8 +217,7 @@ func TestRelayNamesMissingStreams(t *testing.T) {
 	few.InStreams = 2
 	s := serve(t, nil, "127.0.0.1:0", few, echo)
 	r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
-	p, err := dial(nil, r.addr.String(), options())
-	must.OK(t, err)
+	p := must.Get(dial(nil, r.addr.String(), options()))(t)
 	for _, stream := range []uint16{0, 1} {
 		must.OK(t, p.send(note{sys.MessageInfo{Stream: stream}, []byte("x")}))
 		must.OK(t, must.Err(p.receive()))
@@ -260,8 +251,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 		c := config(64 << 10)
 		c.MaxHeld = held
 		r := newRig(t, c, proxied(64<<10), s.addr)
-		p, err := dial(nil, r.addr.String(), sys.SCTPOptions{})
-		must.OK(t, err)
+		p := must.Get(dial(nil, r.addr.String(), sys.SCTPOptions{}))(t)
 		sent := 0
 		for ; ; sent++ {
 			e := p.box.Send(p.fd, make([]byte, 10_000), sys.MessageInfo{PPID: uint32(sent)})
@@ -277,9 +267,7 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 		t.Logf("%d messages until the sender stopped", sent)
 		close(release)
 		must.OK(t, p.shutDown())
-		if n := <-got; n != sent {
-			t.Errorf("%d of %d messages arrived", n, sent)
-		}
+		check.Equalf(t, <-got, sent, "messages arrived")
 		r.end(t, message.ClientShutdown)
 	}
 }
@@ -307,8 +295,7 @@ func TestRelayWaitsForMemory(t *testing.T) {
 		}
 	})
 	r := newRig(t, config(64<<10), proxied(8<<20), s.addr)
-	p, err := dial(nil, r.addr.String(), options())
-	must.OK(t, err)
+	p := must.Get(dial(nil, r.addr.String(), options()))(t)
 	sent := 0
 	send := func(size int) {
 		t.Helper()
@@ -343,9 +330,7 @@ func TestRelayWaitsForMemory(t *testing.T) {
 	await("going on", func(did message.Stats) bool { return did.Messages == uint64(sent) })
 	close(release)
 	must.OK(t, p.shutDown())
-	if n := <-got; n != sent {
-		t.Errorf("%d of %d messages arrived", n, sent)
-	}
+	check.Equalf(t, <-got, sent, "messages arrived")
 	r.end(t, message.ClientShutdown)
 }
 

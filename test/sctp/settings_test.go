@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -27,8 +27,7 @@ func TestProxyBoundsMessages(t *testing.T) {
 	serve(t, b.Namespace, at(b), options(), echo)
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}), "--max-sctp-message", fmt.Sprint(bound))
 	open := func() *peer {
-		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 		return a
 	}
 	neighbours := []*peer{open(), open(), open()}
@@ -134,8 +133,7 @@ endpoints: [{addresses: ["` + b.IPv4.String() + `"], conditions: {ready: true}}]
 	}
 	allowed, other := lab.Client.IPv4.String()+"/32", "192.0.2.0/24"
 	p := startProxy(t, lab.Node.Namespace, with(allowed))
-	kept, err := dial(lab.Client.Namespace, "198.51.100.30:3868", options())
-	must.OK(t, err)
+	kept := must.Get(dial(lab.Client.Namespace, "198.51.100.30:3868", options()))(t)
 	defer kept.abort()
 	try := func() error {
 		a, err := dialIn(lab.Client.Namespace, "198.51.100.30:3868", netip.Addr{}, 700*time.Millisecond)
@@ -171,8 +169,7 @@ func TestProxyStopsWaitingAssociations(t *testing.T) {
 	const associations = 100
 	var open []*peer
 	for range associations {
-		a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", sys.SCTPOptions{OutStreams: 10, InStreams: 10})
-		must.OK(t, err)
+		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", sys.SCTPOptions{OutStreams: 10, InStreams: 10}))(t)
 		a.buffer = make([]byte, 100)
 		open = append(open, a)
 	}
@@ -204,9 +201,7 @@ func TestProxyModeBind(t *testing.T) {
 	p := startProxy(t, lab.Node.Namespace, manifest(
 		svc{name: "web", ip: "10.96.0.10", spec: "type: NodePort\n# nodePort 30001\n", endpoints: []string{b.IPv4.String()}},
 		svc{name: "empty", ip: "10.96.0.11"}), "--redirect", "bind")
-	if !strings.Contains(p.said(), `"bind"`) {
-		t.Errorf("the log names another mode: %s", p.said())
-	}
+	check.Containsf(t, p.said(), `"bind"`, "the log names another mode")
 	for _, to := range []string{"10.96.0.10:3868", lab.Node.IPv4.String() + ":30001"} {
 		a, err := dial(lab.Client.Namespace, to, options())
 		if err != nil {

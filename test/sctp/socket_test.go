@@ -21,8 +21,7 @@ import (
 func TestMailboxKeepsMessages(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
 		s := serve(t, nil, at, options(), echo)
-		p, err := dial(nil, s.addr.String(), options())
-		must.OK(t, err)
+		p := must.Get(dial(nil, s.addr.String(), options()))(t)
 		for i, size := range []int{1, 2, 100, 1452, 65535, 65536, 200_000} {
 			want := note{sys.MessageInfo{PPID: 0x01020304 + uint32(i), Stream: uint16(9 * i), Unordered: i%2 == 1}, bytes.Repeat([]byte{byte(i + 1)}, size)}
 			must.OKf(t, p.send(want), "%s: %d bytes", at, size)
@@ -43,8 +42,7 @@ func TestMailboxKeepsMessages(t *testing.T) {
 // Receive and Send do not allocate.
 func TestMailboxDoesNotAllocate(t *testing.T) {
 	s := serve(t, nil, "127.0.0.1:0", options(), func(*peer) {})
-	p, err := dial(nil, s.addr.String(), options())
-	must.OK(t, err)
+	p := must.Get(dial(nil, s.addr.String(), options()))(t)
 	text := make([]byte, 100)
 	if n := testing.AllocsPerRun(100, func() {
 		check.Equal(t, p.box.Send(p.fd, text, sys.MessageInfo{Stream: 1}), 0)
@@ -92,8 +90,7 @@ func TestStreamsAndSource(t *testing.T) {
 	o := options()
 	o.InStreams, o.OutStreams = 7, 9
 	s := serve(t, nil, "127.0.0.1:0", o, echo)
-	p, err := dial(nil, s.addr.String(), options())
-	must.OK(t, err)
+	p := must.Get(dial(nil, s.addr.String(), options()))(t)
 	if got, e := sys.SCTPStatusOf(p.fd); e != 0 || got.Out != 7 || got.In != 9 {
 		t.Errorf("%+v, %v", got, e)
 	}
@@ -125,14 +122,11 @@ func TestEnds(t *testing.T) {
 				read++
 			}
 		})
-		p, err := dial(nil, s.addr.String(), options())
-		must.OK(t, err)
+		p := must.Get(dial(nil, s.addr.String(), options()))(t)
 		for range 20 {
 			must.OK(t, p.send(note{text: make([]byte, 1+rand.IntN(2000))}))
 		}
 		c.end(p)
-		if saw, want := <-got, fmt.Sprint("20 ", c.want); saw != want {
-			t.Errorf("%s: the peer saw %q, want %q", c.name, saw, want)
-		}
+		check.Equalf(t, <-got, fmt.Sprint("20 ", c.want), "%s: the peer saw", c.name)
 	}
 }

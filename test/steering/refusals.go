@@ -44,13 +44,11 @@ func refusals(t *testing.T, m Mode) {
 // refusal checks the report about a client's attempts.
 func (s *stage) refusal(t *testing.T, counter redirect.Counter, reason redirect.Reason, answer string, ds []service.Destination) {
 	t.Helper()
-	before, err := counter.Refused()
-	must.OK(t, err)
+	before := must.Get(counter.Refused())(t)
 	for _, d := range ds {
 		Expect(t, s.Client, d, answer)
 	}
-	told, err := counter.Refused()
-	must.OK(t, err)
+	told := must.Get(counter.Refused())(t)
 	all := before.Totals
 	missing := make(map[service.Destination]netip.Addr, len(ds))
 	for _, d := range ds {

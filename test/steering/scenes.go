@@ -123,8 +123,7 @@ func nonLocal(t *testing.T, m Mode) {
 // answerUDP answers datagrams at one address with the echo servers' name.
 func answerUDP(t *testing.T, at *netns.Host, address string) {
 	t.Helper()
-	pc, err := at.ListenPacket("udp", address)
-	must.OK(t, err)
+	pc := must.Get(at.ListenPacket("udp", address))(t)
 	done := make(chan struct{})
 	t.Cleanup(func() { _ = pc.Close(); <-done })
 	_, port, _ := net.SplitHostPort(address)
@@ -166,8 +165,7 @@ func clientAddresses(t *testing.T, m Mode) {
 	for i, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, server.IPv4}, {s.Client.IPv6, server.IPv6}} {
 		first := replies.FirstPort
 		if replies.Clients != nil {
-			ports, err := replies.Clients.Hold(v.client)
-			must.OK(t, err)
+			ports := must.Get(replies.Clients.Hold(v.client))(t)
 			t.Cleanup(func() { replies.Clients.Release(v.client) })
 			first = ports[0]
 		}

@@ -108,9 +108,7 @@ func TestCommandRunsInAGuest(t *testing.T) {
 			exit 7`},
 		Env: []string{"WORD=two words"}, Modules: []string{"veth"}, Dir: dir, Writable: []string{dir},
 	})
-	if status != 7 {
-		t.Errorf("exit status %d, want 7", status)
-	}
+	check.Equalf(t, status, 7, "exit status")
 	for _, want := range []string{"two words\n", dir + "\n", "\n0\n1\nveth "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)

@@ -122,8 +122,7 @@ func newFleet(t *testing.T, names ...string) *fleet {
 // get asks the API. The answer is body, if it has status 200.
 func (f *fleet) get(path string, body any) (string, int) {
 	f.Helper()
-	r, err := http.Get(f.server.URL + path)
-	must.OK(f, err)
+	r := must.Get(http.Get(f.server.URL + path))(f)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err == nil && body != nil && r.StatusCode == http.StatusOK {
@@ -140,10 +139,8 @@ func (f *fleet) lines(path string, line func(text string) bool) {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, f.server.URL+path, http.NoBody)
-	must.OK(f, err)
-	resp, err := http.DefaultClient.Do(r)
-	must.OK(f, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, f.server.URL+path, http.NoBody))(f)
+	resp := must.Get(http.DefaultClient.Do(r))(f)
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); ; {
 		if !lines.Scan() {

@@ -110,9 +110,7 @@ func TestFlowsTakeWhatLivedThen(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 	f.forget(at(20))
-	if len(f.legs) != 0 {
-		t.Errorf("%v stay", f.legs)
-	}
+	check.Equalf(t, len(f.legs), 0, "%v stay", f.legs)
 	c.Time, c.Event = at(30), "open"
 	f.Add(&c)
 	if n, _ := f.Count(); n != 2 || f.take(l, at(12)) || !f.take(l, at(50)) {
@@ -123,8 +121,7 @@ func TestFlowsTakeWhatLivedThen(t *testing.T) {
 // Packets wait until their connection is known, or memory is full, and are written in order.
 func TestPacketsWait(t *testing.T) {
 	var out bytes.Buffer
-	file, err := NewFile(&out, 256)
-	must.OK(t, err)
+	file := must.Get(NewFile(&out, 256))(t)
 	head := out.Len()
 	begin := time.Now()
 	c := New(nil, NewFlows(), file, Bounds{Wait: time.Second, Memory: 10 * (overhead + 40), Size: 1000})

@@ -107,8 +107,7 @@ func playDemo(t *testing.T, asNobody bool, args ...string) *player {
 	if asNobody && (os.Getuid() != 0 || rootless()) {
 		t.Skip("SKIP-NEEDS: root, to become another user; without it the other tests are rootless")
 	}
-	tmp, err := os.MkdirTemp("", "sdt")
-	must.OK(t, err)
+	tmp := must.Get(os.MkdirTemp("", "sdt"))(t)
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	p := &player{t: t, tmp: tmp, rootless: asNobody, stdout: newScreen(), stderr: newScreen(), exited: make(chan struct{})}
 	if asNobody {
@@ -155,9 +154,7 @@ func (p *player) wait(status int) {
 	case <-time.After(patience):
 		p.t.Fatal("the demo does not end")
 	}
-	if got := p.cmd.ProcessState.ExitCode(); got != status {
-		p.t.Errorf("exit status %d, want %d", got, status)
-	}
+	check.Equalf(p.t, p.cmd.ProcessState.ExitCode(), status, "exit status")
 	p.nothingLeft()
 }
 
@@ -243,9 +240,7 @@ func TestDemoOnce(t *testing.T) {
 			if strings.Contains(out, "\x1b") {
 				t.Error("colour in a pipe")
 			}
-			if s := p.stderr.text(); s != "" {
-				t.Errorf("standard error: %s", s)
-			}
+			check.Equalf(t, p.stderr.text(), "", "standard error")
 		})
 	}
 }
@@ -256,8 +251,7 @@ func TestDemoExec(t *testing.T) {
 			p := playDemo(t, rootless)
 			p.await("Ctrl-C ends everything.")
 			before := len(p.stdout.text())
-			self, err := os.Executable()
-			must.OK(t, err)
+			self := must.Get(os.Executable())(t)
 			if rootless {
 				self = copyFor(t, self)
 			}
@@ -343,9 +337,7 @@ func TestDemoProxyDies(t *testing.T) {
 	proxy := childOf(t, childOf(t, p.cmd.Process.Pid))
 	must.OK(t, syscall.Kill(proxy, syscall.SIGKILL))
 	p.wait(1)
-	if s := p.stderr.text(); !strings.Contains(s, "the proxy: it ended: signal: killed") {
-		t.Errorf("standard error: %q", s)
-	}
+	check.Containsf(t, p.stderr.text(), "the proxy: it ended: signal: killed", "standard error")
 	if s := p.stdout.text(); !strings.Contains(s, "what the proxy said") || !strings.Contains(s, `"ready"`) {
 		t.Error("the proxy's log is not shown")
 	}
@@ -368,8 +360,7 @@ func TestDemoKilled(t *testing.T) {
 // childOf returns the process's child; it must have exactly one.
 func childOf(t *testing.T, pid int) int {
 	t.Helper()
-	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	must.OK(t, err)
+	lists := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)))(t)
 	var children []string
 	for _, l := range lists {
 		b, err := os.ReadFile(l)
@@ -378,11 +369,8 @@ func childOf(t *testing.T, pid int) int {
 		}
 		children = append(children, strings.Fields(string(b))...)
 	}
-	if len(children) != 1 {
-		t.Fatalf("process %d has the children %v, want one", pid, children)
-	}
-	child, err := strconv.Atoi(children[0])
-	must.OK(t, err)
+	must.Equalf(t, len(children), 1, "process %d has the children %v", pid, children)
+	child := must.Get(strconv.Atoi(children[0]))(t)
 	return child
 }
 

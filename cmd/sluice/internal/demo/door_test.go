@@ -26,10 +26,8 @@ func TestDoor(t *testing.T) {
 		t.Fatalf("knock with nobody there: %v", err)
 	}
 	for range 2 { // nothing is left of the first
-		l, err := openDoor(at, uid)
-		must.OK(t, err)
-		c, err := knock(at, uid)
-		must.OK(t, err)
+		l := must.Get(openDoor(at, uid))(t)
+		c := must.Get(knock(at, uid))(t)
 		c.Close()
 		if _, err := openDoor(at, uid); !errors.Is(err, errBusy) {
 			t.Errorf("a second door: %v", err)
@@ -44,8 +42,7 @@ func TestDoor(t *testing.T) {
 // Somebody else's socket gets nothing, and is told apart from a demo of ours.
 func TestDoorOfSomebodyElse(t *testing.T) {
 	uid, at := os.Geteuid(), testDoor(t)
-	l, err := openDoor(at, uid)
-	must.OK(t, err)
+	l := must.Get(openDoor(at, uid))(t)
 	defer l.Close()
 	const want = "somebody else"
 	check.Errorf(t, must.Err(openDoor(at, uid+1)), want, "open")

@@ -29,12 +29,10 @@ type hotel struct {
 
 func openHotel(t *testing.T) *hotel {
 	netns.Require(t)
-	here, err := scratch.New("inside")
-	must.OK(t, err)
+	here := must.Get(scratch.New("inside"))(t)
 	t.Cleanup(here.Close)
 	h := &hotel{t: t, door: testDoor(t), here: here, closed: make(chan struct{})}
-	l, err := openDoor(h.door, os.Geteuid())
-	must.OK(t, err)
+	l := must.Get(openDoor(h.door, os.Geteuid()))(t)
 	var ctx context.Context
 	ctx, h.stop = context.WithCancel(context.Background())
 	g := &guests{door: l, place: func(from string) (*scratch.Namespace, error) {
@@ -65,8 +63,7 @@ type guest struct {
 
 func (h *hotel) enter(r *request) *guest {
 	h.t.Helper()
-	c, err := knock(h.door, os.Geteuid())
-	must.OK(h.t, err)
+	c := must.Get(knock(h.door, os.Geteuid()))(h.t)
 	inR, inW, err := os.Pipe()
 	must.OK(h.t, err)
 	outR, outW, err := os.Pipe()
@@ -116,8 +113,7 @@ func (g *guest) awaitText(t *testing.T, text string) {
 
 func shell(t *testing.T, script string) *request {
 	t.Helper()
-	path, err := exec.LookPath("sh")
-	must.OK(t, err)
+	path := must.Get(exec.LookPath("sh"))(t)
 	return &request{Path: path, Args: []string{"sh", "-c", script}, Env: append(os.Environ(), "GREETING=good morning"), Dir: "/", From: FromNode}
 }
 
@@ -200,8 +196,7 @@ func TestGuestIsSeenOff(t *testing.T) {
 func TestGuestNonsense(t *testing.T) {
 	h := openHotel(t)
 	for _, text := range []string{"", "x", "1{}"} {
-		c, err := knock(h.door, os.Geteuid())
-		must.OK(t, err)
+		c := must.Get(knock(h.door, os.Geteuid()))(t)
 		must.OK(t, must.Err(io.WriteString(c, text)))
 		must.OK(t, c.CloseWrite())
 		must.OK(t, c.SetDeadline(time.Now().Add(20*time.Second)))

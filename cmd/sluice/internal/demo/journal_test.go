@@ -96,12 +96,8 @@ func TestTally(t *testing.T) {
 	l.visits[4].err = errors.New("reset")
 	l.add(&visit{vip: keyNumber(9).vip, err: errRefused}) // refused where it should not be
 	got := l.tally(func(k key) bool { return k == keyNumber(0) || k == keyNumber(4) })
-	if want := (tally{connections: 6, answered: 4, retried: 1, failed: 2, refused: 3}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	if n := len(l.keys()); n != 5 {
-		t.Errorf("%d connections that the log should know, want 5", n)
-	}
+	check.Equal(t, got, (tally{connections: 6, answered: 4, retried: 1, failed: 2, refused: 3}))
+	check.Equalf(t, len(l.keys()), 5, "connections that the log should know")
 }
 
 func TestTranscript(t *testing.T) {
@@ -120,7 +116,5 @@ func TestTranscript(t *testing.T) {
 		t.Errorf("kept %q", got)
 	}
 	feed(s.add, strings.Repeat("line\n", 10*transcriptLines))
-	if n := len(s.text()); n != transcriptLines {
-		t.Errorf("%d lines kept, want %d", n, transcriptLines)
-	}
+	check.Equalf(t, len(s.text()), transcriptLines, "lines kept")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -66,9 +67,7 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 	t.Helper()
 	verdict := policy.Compile(nil, snapshot, policy.Config{}).Resolve(service.TCP, vip.Addr(), vip)
 	port, kind := verdict.Port, verdict.Kind
-	if (port != nil) != want {
-		t.Errorf("%s at %s: found %v, want %v", svc, vip, port != nil, want)
-	}
+	check.Equalf(t, port != nil, want, "%s at %s: found", svc, vip)
 	if port == nil {
 		return
 	}

@@ -16,8 +16,7 @@ import (
 func written(t *testing.T, console bool, r conntrack.Record) string {
 	t.Helper()
 	var text bytes.Buffer
-	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
-	must.OK(t, err)
+	log := must.Get(conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console}))(t)
 	log.Write([]conntrack.Record{r})
 	must.OK(t, log.Close())
 	return strings.TrimSuffix(text.String(), "\n")
@@ -38,8 +37,7 @@ func exampleRecord() conntrack.Record {
 }
 
 func TestParseRecord(t *testing.T) {
-	r, err := parseRecord([]byte(written(t, false, exampleRecord())))
-	must.OK(t, err)
+	r := must.Get(parseRecord([]byte(written(t, false, exampleRecord()))))(t)
 	if r.Service != "shop/search:http" || r.Pod != "shop/elm" || r.Affinity != "moved" || r.Attempts != 2 || r.End != "client_fin" ||
 		r.BytesFromClient != 78 || r.BytesFromEndpoint != 1234 || !r.retried() || r.Failed[0].Pod != "shop/dogwood" || r.Failed[0].Error != "refused" {
 		t.Errorf("got %+v", r)

@@ -86,9 +86,7 @@ func TestCompare(t *testing.T) {
 	refused := &visit{client: theNode, service: s.services[0], vip: keyNumber(2).vip, err: errRefused}
 	lost := &visit{service: s.services[0], from: keyNumber(3).client, vip: keyNumber(3).vip, answer: "ash"}
 	var o outcome
-	if records := s.compare(t.Context(), &o, []*visit{answered, refused}); len(records) != 1 {
-		t.Errorf("%d records, want 1", len(records))
-	}
+	check.Equalf(t, len(s.compare(t.Context(), &o, []*visit{answered, refused})), 1, "records")
 	s.compare(t.Context(), &o, []*visit{lost})
 	o.sawf("this")
 	o.sawf("that")
@@ -111,17 +109,13 @@ func TestUntil(t *testing.T) {
 	never := func() (bool, error) { return false, nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := until(ctx, time.Hour, never); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
-	}
+	check.ErrorIsf(t, until(ctx, time.Hour, never), context.Canceled, "given up")
 	check.Errorf(t, until(t.Context(), time.Millisecond, never), "not within 1ms", "too late")
 	tries := 0
 	if err := until(t.Context(), time.Hour, func() (bool, error) { tries++; return tries == 3, nil }); err != nil || tries != 3 {
 		t.Errorf("%d tries, %v", tries, err)
 	}
-	if err := until(t.Context(), time.Hour, func() (bool, error) { return false, errRefused }); !errors.Is(err, errRefused) {
-		t.Errorf("an error: %v", err)
-	}
+	check.ErrorIsf(t, until(t.Context(), time.Hour, func() (bool, error) { return false, errRefused }), errRefused, "an error")
 }
 
 func TestHost(t *testing.T) {

@@ -26,9 +26,7 @@ func TestFold(t *testing.T) {
 		{"äöü äöü äöü", 7, []string{"äöü äöü", "äöü"}},
 	} {
 		got := fold(c.text, c.width, " ")
-		if strings.Join(got, "\n") != strings.Join(c.want, "\n") {
-			t.Errorf("fold(%q, %d) = %q, want %q", c.text, c.width, got, c.want)
-		}
+		check.Equalf(t, strings.Join(got, "\n"), strings.Join(c.want, "\n"), "fold(%q, %d)", c.text, c.width)
 	}
 	got := fold("a:1 -> b:2 x/y -> c:3 pod | total 5ms | fin", 22, " -> ", " | ")
 	if want := "a:1 -> b:2 x/y\n-> c:3 pod | total 5ms\n| fin"; strings.Join(got, "\n") != want {
@@ -56,8 +54,7 @@ func FuzzFold(f *testing.F) {
 }
 
 func TestPrinterPlain(t *testing.T) {
-	out, err := os.CreateTemp(t.TempDir(), "out")
-	must.OK(t, err)
+	out := must.Get(os.CreateTemp(t.TempDir(), "out"))(t)
 	defer out.Close()
 	p := newPrinter(out)
 	p.line("%s", p.in(red, "red"))

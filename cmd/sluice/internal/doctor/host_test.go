@@ -3,7 +3,6 @@ package doctor
 import (
 	"errors"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -57,8 +57,7 @@ func TestLeftoversAreFound(t *testing.T) {
 		}))
 		return found
 	}
-	conn, err := nftables.New(nftables.WithNetNSFd(node.FD()))
-	must.OK(t, err)
+	conn := must.Get(nftables.New(nftables.WithNetNSFd(node.FD())))(t)
 	chains := func(family nftables.TableFamily, table string, names ...string) {
 		t.Helper()
 		made := conn.AddTable(&nftables.Table{Name: table, Family: family})
@@ -75,9 +74,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	chains(nftables.TableFamilyIPv6, "kube-proxy", "services", "firewall")
 	netns.Wire(t, node, "kube-ipvs0", nil, netns.New(t, "peer"), "eth0", nil)
 	want := []string{"the nftables table kube-proxy", "2 iptables-nft chains KUBE-…", "the interface kube-ipvs0"}
-	if found := look(); !slices.Equal(found, want) {
-		t.Errorf("found %q, want %q", found, want)
-	}
+	check.EqualSlicesf(t, look(), want, "found")
 }
 
 // An image has no programs of iptables, and doctor says all the same what is there.
@@ -94,9 +91,7 @@ func TestLegacyChainsAreFoundWithoutPrograms(t *testing.T) {
 	t.Setenv("PATH", "/nowhere")
 	if err := node.Do(func() error {
 		found, err := kubeproxy.Leftovers()
-		if want := []string{"2 chains KUBE-… of ip6tables-legacy", "2 chains KUBE-… of iptables-legacy"}; !slices.Equal(found, want) {
-			t.Errorf("found %q, want %q", found, want)
-		}
+		check.EqualSlicesf(t, found, []string{"2 chains KUBE-… of ip6tables-legacy", "2 chains KUBE-… of iptables-legacy"}, "found")
 		engines, engineErr := firewall.Engines()
 		if len(engines) != 1 || engines[0].Name != "Calico" {
 			t.Errorf("found the engines %+v, want Calico", engines)

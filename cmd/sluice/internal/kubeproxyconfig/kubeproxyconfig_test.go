@@ -132,17 +132,14 @@ featureGates: {Some: true}
 `))
 	must.OK(t, err)
 	want := []string{"featureGates.Some", "iptables.syncPeriod", "ipvs.strictARP"}
-	if got := f.Ignored(); !slices.Equal(got, want) {
-		t.Errorf("ignored %q, want %q", got, want)
-	}
+	check.EqualSlicesf(t, f.Ignored(), want, "ignored")
 }
 
 // What --write-config-to writes can be read, and means the same.
 func TestWriteAndLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	must.OK(t, Write(path, Default()))
-	f, err := Load(path)
-	must.OK(t, err)
+	f := must.Get(Load(path))(t)
 	if len(f.Warnings) > 0 || len(f.Ignored()) > 0 || f.Config.IPTables.SyncPeriod.Duration != 30*time.Second {
 		t.Errorf("%q, %q, %+v", f.Warnings, f.Ignored(), f.Config)
 	}

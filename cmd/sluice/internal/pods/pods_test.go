@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestChoose: each node has one pod, also in a rolling update, and what cannot be asked is
@@ -42,8 +44,6 @@ func TestChoose(t *testing.T) {
 			}
 			got = append(got, text)
 		}
-		if got := strings.Join(got, ", "); got != tt.want {
-			t.Errorf("%s: %s, want %s", name, got, tt.want)
-		}
+		check.Equalf(t, strings.Join(got, ", "), tt.want, "%s", name)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -52,7 +53,5 @@ func TestPageHasColumns(t *testing.T) {
 	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(list[1], -1) {
 		names = append(names, string(m[1]))
 	}
-	if want := slices.DeleteFunc(slices.Clone(csvNames), func(n string) bool { return n == "proxy_node" }); !slices.Equal(names, want) {
-		t.Errorf("the page has %q, not %q", names, want)
-	}
+	check.EqualSlicesf(t, names, slices.DeleteFunc(slices.Clone(csvNames), func(n string) bool { return n == "proxy_node" }), "the page has")
 }

@@ -62,8 +62,7 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 		var forms [2]string
 		for i, console := range []bool{false, true} {
 			var text bytes.Buffer
-			log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
-			must.OK(t, err)
+			log := must.Get(conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console}))(t)
 			log.Write([]conntrack.Record{r})
 			must.OK(t, log.Close())
 			forms[i] = text.String()
