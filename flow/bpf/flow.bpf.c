@@ -72,7 +72,7 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 // rounded up to 32 bytes by kernels before 6.8, have 512 bytes together.
 static __noinline int rewrite_apart(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
 {
-	return rewrite(skb, p, f, role);
+	return is_from_another_version(skb, role, f) ? TCX_NEXT : rewrite(skb, p, f, role);
 }
 
 // to_endpoint handles a packet that has begun a flow.
@@ -207,8 +207,10 @@ GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int a
 		return TCX_NEXT;
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
-	if (!s)
-		return begin_direct(skb, p);
+	if (!s) {
+		int verdict = begin_direct(skb, p);
+		return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;
+	}
 	int first = may_begin(skb, p);
 	int own = is_from_node(skb);
 	if (first && !own && !is_admitted(p, s))
@@ -351,8 +353,6 @@ int ingress(struct __sk_buff *skb)
 		return to_node_client(skb, &p, f, found);
 	if (role == STALE)
 		return TCX_NEXT;
-	if (unlikely(is_from_another_version(skb, role, f)))
-		return TCX_NEXT;
 	if (unlikely(is_clients_own(skb, role, f))) {
 		skb->tc_index = TRANSLATED;
 		return TCX_NEXT;
@@ -377,7 +377,7 @@ int ingress(struct __sk_buff *skb)
 			break;
 		}
 	}
-	if (unlikely(own))
+	if (unlikely(f->options & OPTION_NODE))
 		return send_node(skb, &p, f);
 	return direct ? forward(skb, &p, f, found, &hop) : rewrite_apart(skb, &p, f, role);
 }

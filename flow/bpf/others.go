@@ -67,37 +67,35 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 	}
 	defer sys.UnmapArray(words)
 	known := make([]bool, entries)
-	for range 2 { // the second time, those that have begun while the first ones moved
-		left += form.takeAll(memory, words, known, take)
-	}
-	return left, nil
+	left = form.takeAll(memory, words, known, false, take)
+	return left + form.takeAll(memory, words, known, true, take), nil
 }
 
-// takeAll moves the flows that are not known yet, and returns how many of these stay. No flow is void there
-// before all are here: packets of a client's own connection (direct.h) look like those of another flow in one of
-// both directions, and until both are here, the programs of one version take them for those that the other's
-// have translated. The receiver drops them by their sequence numbers.
-func (f *form) takeAll(memory []byte, words []uint32, known []bool, take func(*KernelFlow) *KernelFlow) (left int) {
+// takeAll moves the flows that are not known yet, and returns how many of these stay. Direct connections (direct.h)
+// come last, with what has begun meanwhile: this version's programs see packets first, and give
+// direct ones the tuples of the flows whose ports they have, which nobody may translate then.
+func (f *form) takeAll(memory []byte, words []uint32, known []bool, direct bool, take func(*KernelFlow) *KernelFlow) (left int) {
 	var leaving []*leavingFlow
 	for i := range known {
 		l := &leavingFlow{entry: memory[i*f.size:][:f.size], state: &words[(i*f.size+f.state)/4]}
 		if known[i] || KernelState(atomic.LoadUint32(l.state)) == KernelStateFREE {
 			continue
 		}
-		known[i] = true
 		l.read = slices.Clone(l.entry)
 		f.read(l.read, &l.was)
-		if l.was.Seen&KernelSeenRECORDED != 0 {
-			continue // it has ended
+		if !direct && l.was.Options&KernelOptionOPTION_DIRECT != 0 {
+			continue
 		}
+		known[i] = true
+		ended := l.was.Seen&KernelSeenRECORDED != 0 // it lingers, and its client may use its tuple again
 		if l.was.isSession() {
 			l.was.leaveToSession()
 		}
-		if l.was.isWhole() && (l.was.isSession() || f.knows(l.read)) {
+		if l.was.isWhole() && !(ended && l.was.isSession()) && (l.was.isSession() || f.knows(l.read)) {
 			k := l.was
 			l.own = take(&k)
 		}
-		if l.own == nil && !l.was.isGivenUp() {
+		if l.own == nil && !ended && !l.was.isGivenUp() {
 			left++
 			continue
 		}

@@ -28,6 +28,16 @@ var layouts = []mutation{
 		pkg: "flow", test: "TestDirectConnectionsGoOnBesideAnotherVersion",
 	},
 	{
+		name: "flow-others-lingering", what: "a connection that is over stays in maps of another version, whose programs translate packets of its client's next one",
+		file: "flow/bpf/others.go", old: "		known[i] = true\n", new: "		if known[i] = true; l.was.Seen&KernelSeenRECORDED != 0 {\n			continue\n		}\n",
+		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
+	},
+	{
+		name: "flow-closed-tuple", what: "a connection that is over keeps its tuple when its client uses that towards a destination without a Service",
+		file: "flow/bpf/flow.bpf.c", old: "return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;", new: "return verdict;",
+		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
+	},
+	{
 		name: "flow-others-begun", what: "handshakes in maps of another layout stay there: their clients' next SYNs begin others",
 		file: "flow/bpf/others.go", old: " || k.State == KernelStateASKING\n", new: " || k.State == KernelStateASKING && k.Protocol == syscall.IPPROTO_UDP\n",
 		pkg: "flow", test: "TestHandshakesGoOnInTheNextProcess",

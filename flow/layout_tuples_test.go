@@ -6,8 +6,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -80,5 +83,43 @@ func (n *node) leaveDirect() {
 		if k := &n.server.kernel.Flows[i]; k.Options&bpf.KernelOptionOPTION_DIRECT != 0 {
 			atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCOLLIDED))
 		}
+	}
+}
+
+// A client uses the port of a connection that is over again, to a destination that kernel flows do not serve
+// now: the next process does not know its Services yet, or the Service is gone. The node has the new
+// connection, from the first packet on.
+func TestClosedFlowLeavesItsTupleToTheNode(t *testing.T) {
+	for _, another := range []bool{false, true} {
+		lab := netns.NewLab(t, 1)
+		root := netns.MountBPF(t)
+		of := func(flows int, keep bool) func(*Options) {
+			return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
+		}
+		endpoint, vip := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
+		n := newNode(t, lab, of(4096, another))
+		n.apply(svc(vip4, nil, endpoint))
+		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+		const connections = 8
+		for i := range connections {
+			must.OK(t, m.must(t, 45000+i, vip).end(2))
+		}
+		wait.True(t, "their records", func() bool { return len(n.taken()) == connections })
+		if another {
+			n.leave()
+			n = newNode(t, lab, of(2048, false))
+		} else {
+			n.apply(service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "test", Name: "web"}}}})
+		}
+		must.OK(t, lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(vip.Addr().AsSlice())}))
+		l, err := lab.Node.Listen("tcp", vip.String())
+		must.OK(t, err)
+		m.server = l.(*net.TCPListener)
+		for i := range connections {
+			must.OK(t, m.must(t, 45000+i, vip).end(2))
+		}
+		_ = l.Close()
+		n.apply(named("other", svc("10.96.0.11", nil, endpoint))) // which adopts the earlier ones
+		n.finish()
 	}
 }
