@@ -59,8 +59,7 @@ type game struct {
 
 func newGame(t *testing.T) *game {
 	g := &game{t: t, ends: make(map[key]conntrack.End)}
-	loop, err := poll.New()
-	must.OK(t, err)
+	loop := must.Get(poll.New())(t)
 	t.Cleanup(loop.Stop)
 	table := conntrack.NewTable(conntrack.Options{})
 	s := New(Options{

@@ -113,9 +113,7 @@ func TestSessionsMove(t *testing.T) {
 	before := n.next()
 	n.apply(svc("echo", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
-	if moved, err := before.Move(give(t, n.server)); moved != 2 || err != nil {
-		t.Fatalf("%d sessions have moved, %v", moved, err)
-	}
+	must.Equalf(t, must.Get(before.Move(give(t, n.server)))(t), 2, "sessions have moved")
 	before.Leave()
 	check.Equalf(t, before.Stats().Sessions.Load(), 0, "sessions stay")
 	if again, err := ask(answered, "q", patience); again != who || err != nil {
@@ -126,9 +124,7 @@ func TestSessionsMove(t *testing.T) {
 	before = n.next()
 	n.apply(svc("echo", vip4, nil, at(lab.Backends[1].IPv4, 5309))) // the answered one's is gone
 	n.apply(svc("silent", other, nil, at(lab.Backends[0].IPv4, 5301)))
-	if moved, err := before.Move(give(t, n.server)); moved != 2 || err != nil {
-		t.Errorf("%d sessions have moved, %v", moved, err)
-	}
+	check.Equalf(t, must.Get(before.Move(give(t, n.server)))(t), 2, "sessions have moved")
 	before.Leave()
 	wait.For(t, "the session whose endpoint is gone has its record", patience, func() error {
 		if ends := n.records.Ends(); len(ends) != 1 || ends[conntrack.EndpointGone] != 1 {

@@ -270,9 +270,7 @@ func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 	n.apply(svc("dns", vip4, nil, at(one.IPv4, 5300)))
 	c := client(t, lab.Client, vip4+":53")
 	for range 3 {
-		if got, err := ask(c, "q", patience); err != nil || got != "b1:5300\nq" {
-			t.Fatalf("%q, %v", got, err)
-		}
+		must.Equal(t, must.Get(ask(c, "q", patience))(t), "b1:5300\nq")
 	}
 	two.EchoUDP(t, 5300)
 	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5300), at(two.IPv4, 5300))})

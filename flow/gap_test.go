@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -64,9 +65,7 @@ func TestEndBehindAGapIsSeen(t *testing.T) {
 					} else {
 						_ = from.CloseWrite()
 						stop()
-						if n, err := io.Copy(io.Discard, to); n != 2*long || err != nil {
-							t.Errorf("%d bytes, %v", n, err)
-						}
+						check.Equalf(t, must.Get(io.Copy(io.Discard, to))(t), 2*long, "bytes")
 						_ = to.Close()
 						_ = from.SetDeadline(time.Now().Add(patience))
 						_, _ = io.Copy(io.Discard, from)

@@ -35,9 +35,7 @@ func TestFiltersInPlaceOfTCX(t *testing.T) {
 	n := newNode(t, lab, func(o *Options) { o.filters = true })
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	for range 2 {
-		if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
-			t.Fatalf("%q, %v", said, err)
-		}
+		must.Equal(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b1:8080")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -219,9 +220,7 @@ func (c *policyNet) judge(t *testing.T, masquerade bool, more policyCase) {
 			for _, network := range []string{"tcp", "udp"} {
 				asked.Go(func() {
 					said, allowed := c.try(a.client, network, a.vip, a.expected)
-					if allowed != a.expected {
-						t.Errorf("%s: %s by %s to %s: %q", p.name, a.client.Name(), network, a.vip, said)
-					}
+					check.Equalf(t, allowed, a.expected, "%s: %s by %s to %s: %q", p.name, a.client.Name(), network, a.vip, said)
 					if _, peer, _ := strings.Cut(said, " "); allowed && strings.Contains(peer, c.addr(a.client).String()) == masquerade {
 						t.Errorf("%s: the endpoint saw %s, masquerade %v", p.name, peer, masquerade)
 					}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -52,9 +54,7 @@ func TestNoRoomInTheIndex(t *testing.T) {
 			}
 			<-dialled
 			fill(0)
-			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
-				t.Errorf("with room again: %q, %v", said, err)
-			}
+			check.Equalf(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b1:8080", "with room again")
 		})
 	}
 }

@@ -275,9 +275,7 @@ func TestNodeClientsBesideLooseSourceChecks(t *testing.T) {
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	n.servesNode()
-	if said, err := lab.Node.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
-		t.Errorf("%q, %v", said, err)
-	}
+	check.Equal(t, must.Get(lab.Node.Ask("tcp", vip4+":80"))(t), "b1:8080")
 }
 
 // Bytes arrive complete and in order both ways, also where the path's MTU is smaller than what the
@@ -475,9 +473,7 @@ func TestNodeClientsBesideADeadEndpoint(t *testing.T) {
 	n.servesNode()
 	const connections = 1000
 	for range connections {
-		if said, err := lab.Node.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
-			t.Fatalf("%q, %v", said, err)
-		}
+		must.Equal(t, must.Get(lab.Node.Ask("tcp", vip4+":80"))(t), "b2:8080")
 	}
 	wait.True(t, "all connections have ended", func() bool { return len(n.taken()) >= connections && !n.hasOpenFlow() })
 	failed := 0

@@ -298,9 +298,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	next := newNode(t, labs[1], func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
 	check.Equalf(t, next.server.Stats().Open, 0, "flows of another namespace were adopted")
-	if said, err := labs[1].Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
-		t.Errorf("%q, %v", said, err)
-	}
+	check.Equal(t, must.Get(labs[1].Client.Ask("tcp", vip4+":80"))(t), "b1:8080")
 }
 
 // pinsOf returns where a lab's node pins.

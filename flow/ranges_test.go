@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -136,9 +137,7 @@ func TestSourceRangesWithoutRoom(t *testing.T) {
 	n.apply(onNode("node", svc(vip4, balanced(balancer4, lab.Client.IPv4.String()+"/32"), b1)))
 	n.apply(named("others", onNode("node", svc("10.96.0.93", balanced("192.0.2.93", "198.51.100.0/24"), b1))))
 	n.expectDecided("admitted", 0, 1, func() {
-		if said, err := lab.Client.Ask("tcp", balancer4+":80"); err != nil || said != "b1:8080" {
-			t.Errorf("%q, %v", said, err)
-		}
+		check.Equal(t, must.Get(lab.Client.Ask("tcp", balancer4+":80"))(t), "b1:8080")
 	})
 	n.expectDecided("not admitted", 0, 1, func() {
 		if !n.isDropped("192.0.2.93:80") {

@@ -85,9 +85,7 @@ func TestDeadEndpointIsRetriedInTheHandshake(t *testing.T) {
 		// Nothing listens on b1: it answers with an RST.
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
 		for range 20 {
-			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
-				t.Fatalf("%q, %v", said, err)
-			}
+			must.Equal(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b2:8080")
 		}
 		wait.For(t, "records", patience, func() error {
 			records := n.taken()
@@ -157,9 +155,7 @@ func TestAddressOfAnotherServiceEndsTheHandshake(t *testing.T) {
 		moved.Services, moved.EndpointSlices = append(moved.Services, other.Services...), append(moved.EndpointSlices, other.EndpointSlices...)
 		n.apply(moved)
 		check.Error(t, <-asked, "refused")
-		if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
-			t.Errorf("the next one: %q, %v", said, err)
-		}
+		check.Equalf(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b2:8080", "the next one")
 		wait.True(t, "records", func() bool { return len(n.taken()) == 2 })
 		if r := n.taken(); r[0].End != conntrack.ConnectFailed || r[0].Port.Name.Name.Name != "web" || r[1].Port.Name.Name.Name != "other" {
 			t.Errorf("%+v", r)
@@ -219,9 +215,7 @@ func TestSessionFollowsItsEndpoint(t *testing.T) {
 		c := must.Get(lab.Client.Dial("udp", vip4+":80"))(t)
 		defer c.Close()
 		for range 5 {
-			if said, err := question(c); err != nil || said != "b1:8080 "+c.LocalAddr().String() {
-				t.Fatalf("%q, %v", said, err)
-			}
+			must.Equal(t, must.Get(question(c))(t), "b1:8080 "+c.LocalAddr().String())
 		}
 		n.apply(svc(vip4, nil, b2)) // A8.2
 		if said, err := question(c); err != nil || !strings.HasPrefix(said, "b2:8080") {
@@ -242,9 +236,7 @@ func TestDatagramToClosedEndpointIsSentAgain(t *testing.T) {
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
 		for range 10 {
-			if said, err := askBy(lab.Client, "udp", vip4+":80"); err != nil || said != "b2:8080" {
-				t.Fatalf("%q, %v", said, err)
-			}
+			must.Equal(t, must.Get(askBy(lab.Client, "udp", vip4+":80"))(t), "b2:8080")
 		}
 	})
 }
@@ -259,9 +251,7 @@ func TestSilentEndpoint(t *testing.T) {
 		n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" },
 			at(nobodyAt(t, lab, lab.Backends[0]), 8080), at(lab.Backends[1].IPv4, 8080)))
 		for range 6 {
-			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
-				t.Fatalf("%q, %v", said, err)
-			}
+			must.Equal(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b2:8080")
 		}
 	})
 }
@@ -304,9 +294,7 @@ func TestLateAnswerIsRefused(t *testing.T) {
 		for range 2 {
 			c := must.Get(lab.Client.Dial("tcp", vip4+":80"))(t)
 			defer c.Close()
-			if said, err := netns.AskOn(c); err != nil || said != "b2:8080" {
-				t.Errorf("%q, %v", said, err)
-			}
+			check.Equal(t, must.Get(netns.AskOn(c))(t), "b2:8080")
 		}
 		_ = l.Close()
 		wait.For(t, "a late answer", 2*patience, func() error {

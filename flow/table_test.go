@@ -394,9 +394,7 @@ func TestTableOfAnEarlierProcess(t *testing.T) {
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.ask(1) // nobody has configured it yet
 	next.apply(svc(vip4, nil, b2))
-	if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
-		t.Errorf("%q, %v", said, err)
-	}
+	check.Equal(t, must.Get(lab.Client.Ask("tcp", vip4+":80"))(t), "b2:8080")
 	var destinations []string
 	var d bpf.KernelDestination
 	var s bpf.KernelServed

@@ -73,8 +73,7 @@ func (p *play) move(t *testing.T) {
 		}
 		fds = append(fds, fd)
 	}
-	said, err := json.Marshal(&m)
-	must.OK(t, err)
+	said := must.Get(json.Marshal(&m))(t)
 	p.shared, p.left = true, 0
 	p.worker.Given(p.link, &m)
 	p.shared = false
@@ -99,8 +98,7 @@ func duplicate(t *testing.T, fd int) int {
 // TestMovedThatMakesNoSense is what no process may take.
 func TestMovedThatMakesNoSense(t *testing.T) {
 	held := func(bytes int) []int {
-		fd, err := sys.WriteMemoryFile(make([]byte, bytes))
-		must.OK(t, err)
+		fd := must.Get(sys.WriteMemoryFile(make([]byte, bytes)))(t)
 		t.Cleanup(func() { sys.Close(fd) })
 		return []int{10, 11, fd}
 	}

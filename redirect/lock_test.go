@@ -73,9 +73,7 @@ func TestSquatterDoesNotHoldTheLock(t *testing.T) {
 		_ = squat.Process.Kill()
 		_ = squat.Wait()
 	}()
-	if line, err := bufio.NewReader(ready).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("the squatter says %q, %v", line, err)
-	}
+	must.Equalf(t, must.Get(bufio.NewReader(ready).ReadString('\n'))(t), "ready\n", "the squatter says")
 	if err := node.Do(func() error {
 		lock, err := AcquireLock("sluice")
 		if err != nil {

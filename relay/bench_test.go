@@ -82,8 +82,7 @@ func each(b *testing.B, serve func(*net.TCPConn), f func(b *testing.B, addr neti
 }
 
 func dialBench(b *testing.B, addr netip.AddrPort) *net.TCPConn {
-	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(addr))
-	must.OK(b, err)
+	c := must.Get(net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(addr)))(b)
 	return c
 }
 
@@ -200,8 +199,7 @@ func perOp(b *testing.B, calls uint64) {
 // BenchmarkIdleLink measures what an idle link takes of the heap, and what
 // starting and ending it costs beside the system calls.
 func BenchmarkIdleLink(b *testing.B) {
-	f, err := newNowhere()
-	must.OK(b, err)
+	f := must.Get(newNowhere())(b)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
 	r.kernel = f.kernel()
@@ -217,8 +215,7 @@ func BenchmarkIdleLink(b *testing.B) {
 // BenchmarkHandle measures the relay's own part of a request and its response:
 // everything but the system calls.
 func BenchmarkHandle(b *testing.B) {
-	f, err := newNowhere()
-	must.OK(b, err)
+	f := must.Get(newNowhere())(b)
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
 	r.kernel = f.kernel()

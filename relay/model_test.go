@@ -183,8 +183,7 @@ func (p *play) move(t *testing.T) {
 		return
 	}
 	fds := m.FDs(nil)
-	said, err := json.Marshal(&m)
-	must.OK(t, err)
+	said := must.Get(json.Marshal(&m))(t)
 	p.shared, p.left = true, 0
 	p.worker.Given(p.link)
 	p.shared = false

@@ -88,9 +88,7 @@ func (n *node) outcome(from *netns.Host, address, want string) string {
 
 func (n *node) want(from *netns.Host, address, want string) {
 	n.t.Helper()
-	if got := n.outcome(from, address, want); got != want {
-		n.t.Errorf("%s from %s: %s, want %s", address, from.Name(), got, want)
-	}
+	check.Equalf(n.t, n.outcome(from, address, want), want, "%s from %s", address, from.Name())
 }
 
 // pass lets the grace period end, and does what is due.

@@ -336,9 +336,7 @@ func TestDialingLimitMakesClientsWait(t *testing.T) {
 			}
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(patience))
-			if got, err := netns.AskOn(c); err != nil || got != "b1:8080" {
-				t.Errorf("%q, %v", got, err)
-			}
+			check.Equal(t, must.Get(netns.AskOn(c))(t), "b1:8080")
 		})
 	}
 	wait.True(t, "two connections are dialled", func() bool { return n.server.Stats().Dialing >= 2 })

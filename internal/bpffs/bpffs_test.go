@@ -38,9 +38,7 @@ func TestDirectoriesOfProxies(t *testing.T) {
 	for _, d := range all {
 		d.Remove()
 	}
-	if found, err := all[0].Siblings(); err != nil || !slices.Equal(found, all[:1]) {
-		t.Errorf("while something is pinned: %v, %v", found, err)
-	}
+	check.EqualSlicesf(t, must.Get(all[0].Siblings())(t), all[:1], "while something is pinned")
 	must.OK(t, os.Remove(all[0].Pin("pin")))
 	all[0].Remove()
 	if _, err := os.Lstat(filepath.Dir(string(all[0]))); !errors.Is(err, os.ErrNotExist) {

@@ -151,9 +151,7 @@ func TestNoticesAtOnce(t *testing.T) {
 				program(t, lab.Node.Namespace, ipt, "-t", "nat", "-X", "THEIRS")
 				noticed = do()
 			}
-			if noticed != c.notices {
-				t.Errorf("%s: noticed %v, want %v", strings.Join(c.do, " "), noticed, c.notices)
-			}
+			check.Equalf(t, noticed, c.notices, "%s: noticed", strings.Join(c.do, " "))
 			if repaired, err := r.Verify(); repaired != c.notices || err != nil {
 				t.Errorf("%s: repaired %v, %v, want %v", strings.Join(c.do, " "), repaired, err, c.notices)
 			}

@@ -73,9 +73,7 @@ func TestDemandFollowsSockets(t *testing.T) {
 	m.apply(t, redirect.Plan{})
 	m.want(t, "without a socket", false)
 	for range 2 {
-		if ports, err := m.Demand.Hold(client); err != nil || ports != [2]uint16{10, 20} {
-			t.Fatalf("hold: %d, %v", ports, err)
-		}
+		must.Equalf(t, must.Get(m.Demand.Hold(client))(t), [2]uint16{10, 20}, "hold")
 	}
 	m.want(t, "with two", true)
 	if m.puts != 2 {

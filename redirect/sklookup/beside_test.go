@@ -33,9 +33,7 @@ func TestConnectionsPastUsGoOn(t *testing.T) {
 		dst := service.Destination{Addr: pair.vip, Port: 80, Protocol: service.TCP}
 		c := lab.Client.Connect(t, "tcp", netip.AddrPortFrom(dst.Addr, dst.Port).String())
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		if got, err := netns.AskOn(c); err != nil || got != "b1:80" {
-			t.Fatalf("past us: %q, %v", got, err)
-		}
+		must.Equalf(t, must.Get(netns.AskOn(c))(t), "b1:80", "past us")
 		open = append(open, c)
 		err := lab.Node.Do(func() error {
 			fd, err := sys.ListenTCP(netip.AddrPortFrom(pair.lane, 0), sys.ListenOptions{Transparent: true})

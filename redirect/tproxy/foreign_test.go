@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -70,9 +71,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 				steering.Expect(t, from, tcp(a+c.port), c.want)
 			}
 			steering.Expect(t, from, tcp(a+":82"), steering.Silence)
-			if got := askUDP(t, from, a+":53"); got != "an answer" {
-				t.Errorf("from %s to UDP %s:53: got %q", from.Name(), a, got)
-			}
+			check.Equalf(t, askUDP(t, from, a+":53"), "an answer", "from %s to UDP %s:53", from.Name(), a)
 			if got := askUDP(t, from, a+":54"); got != "refused" && (from != lab.Node || !strings.HasSuffix(got, "operation not permitted")) {
 				t.Errorf("from %s to UDP %s:54: got %q, want a refusal", from.Name(), a, got)
 			}
@@ -177,8 +176,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 					}
 					_ = c.Close()
 				}
-				c, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12000), netip.AddrPortFrom(ip[1], 53).String())
-				must.OK(t, err)
+				c := must.Get(dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12000), netip.AddrPortFrom(ip[1], 53).String()))(t)
 				if got := exchangeUDP(c); got != "an answer" {
 					t.Errorf("UDP as %s: %s", ip[0], got)
 				}

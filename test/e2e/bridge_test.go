@@ -2,11 +2,11 @@ package e2e
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -63,9 +63,7 @@ func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
 				t.Errorf("from %s to %s: %v", tt.from.Name(), vip, err)
 				continue
 			}
-			if !strings.Contains(said, tt.want) {
-				t.Errorf("from %s to %s the endpoint saw %q, want %s", tt.from.Name(), vip, said, tt.want)
-			}
+			check.Containsf(t, said, tt.want, "from %s to %s the endpoint saw", tt.from.Name(), vip)
 		}
 	}
 	for _, r := range p.awaitRecords(4) {

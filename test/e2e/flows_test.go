@@ -38,9 +38,7 @@ func TestDataPathOfConnections(t *testing.T) {
 	asks := func(from *netns.Host, vip, path string) {
 		t.Helper()
 		must.OKf(t, must.Err(from.Ask("tcp", net.JoinHostPort(vip, "80"))), "from %s to %s", from.Name(), vip)
-		if all := p.awaitRecords(had + 1); all[had].Path != path {
-			t.Errorf("from %s to %s: the path is %s, want %s", from.Name(), vip, all[had].Path, path)
-		}
+		check.Equalf(t, p.awaitRecords(had + 1)[had].Path, path, "from %s to %s: the path is", from.Name(), vip)
 		had++
 	}
 	for _, c := range []struct {

@@ -10,6 +10,7 @@ import (
 
 	neighbours "github.com/sluice-proxy/sluice/test/bench/world"
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -47,9 +48,7 @@ func TestNodeClientsBesideTheKubeletsRules(t *testing.T) {
 		before := lab.Node.Tracked(t)
 		const connections = 20
 		for range connections {
-			if said, err := lab.Node.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
-				t.Fatalf("%q, %v", said, err)
-			}
+			must.Equal(t, must.Get(lab.Node.Ask("tcp", vip4+":80"))(t), "b1:8080")
 		}
 		if after := lab.Node.Tracked(t); after > before && !m.lacks(untracked) {
 			t.Errorf("%d connections are tracked, %d were before", after, before)

@@ -97,9 +97,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 			check.OKf(t, m.unallocated(lab.Client, a), "the other proxy's Service is gone: %s", a)
 		}
 		answers("beside one that is gone", "b2", routed, "tcp")
-		if values, err := p.metrics(); err != nil || values["sluice_steering_repairs_total"] != 0 {
-			t.Errorf("repairs: %v, %v", values["sluice_steering_repairs_total"], err)
-		}
+		check.Equalf(t, must.Get(p.metrics())(t)["sluice_steering_repairs_total"], 0, "repairs")
 		p.stop()
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
@@ -72,7 +73,5 @@ func TestSCTPWithoutAKernelThatHasIt(t *testing.T) {
 	if n := strings.Count(p.stderr.String(), says); n != 1 {
 		t.Errorf("the log says %d times: %q", n, says)
 	}
-	if m, err := p.metrics(); err != nil || m["sluice_sctp_ports_missing"] != 2 {
-		t.Errorf("sluice_sctp_ports_missing is %v, %v", m["sluice_sctp_ports_missing"], err)
-	}
+	check.Equalf(t, must.Get(p.metrics())(t)["sluice_sctp_ports_missing"], 2, "sluice_sctp_ports_missing is")
 }

@@ -14,8 +14,7 @@ import (
 // The holder can talk to any echo server. Its port is the service's, so the test
 // calls the holder's parts.
 func TestHolder(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var accepted []net.Conn
 	done := make(chan struct{})
 	go func() {
@@ -55,8 +54,7 @@ func TestHolder(t *testing.T) {
 
 // A session is a socket that sent one request and got an answer.
 func TestHoldSessions(t *testing.T) {
-	echo, err := net.ListenPacket("udp", "127.0.0.1:0")
-	must.OK(t, err)
+	echo := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -40,8 +40,7 @@ func TestConfigs(t *testing.T) {
 		"haproxy.cfg": {"nbthread 2", "bind [::1]:81 transparent", "server endpoint1 [fd02::3]:80", "option splice-auto"},
 		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 backlog=4096;", "listen [::1]:53 udp reuseport;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
 	} {
-		text, err := render(name, values)
-		must.OK(t, err)
+		text := must.Get(render(name, values))(t)
 		for _, line := range lines {
 			if !strings.Contains(string(text), line) {
 				t.Errorf("%s lacks %q:\n%s", name, line, text)

@@ -273,8 +273,7 @@ func TestChart(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	d := example()
-	text, err := d.JSON()
-	must.OK(t, err)
+	text := must.Get(d.JSON())(t)
 	var doc struct {
 		Environment Environment
 		Peers       []Peer
@@ -302,10 +301,8 @@ func TestJSON(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	d := example()
-	text, err := d.JSON()
-	must.OK(t, err)
-	read, err := Parse(text)
-	must.OK(t, err)
+	text := must.Get(d.JSON())(t)
+	read := must.Get(Parse(text))(t)
 	if got, want := read.Markdown(), d.Markdown(); got != want {
 		t.Errorf("what was read says\n%s\nwhat was written\n%s", got, want)
 	}

@@ -31,10 +31,8 @@ var testCluster = &cluster{Size: Size{25, 10}, live: netip.MustParseAddr("10.2.0
 // newTestAPI serves the test's cluster.
 func newTestAPI(t *testing.T) (*api, context.Context) {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	must.OK(t, err)
-	a, err := newAPI(l, testCluster)
-	must.OK(t, err)
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
+	a := must.Get(newAPI(l, testCluster))(t)
 	t.Cleanup(a.close)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	t.Cleanup(cancel)
@@ -72,8 +70,7 @@ func (a *api) endpointSlices(t *testing.T) *cache.ListWatch {
 // listed returns a list of the kind that the test expects.
 func listed[L runtime.Object](ctx context.Context, t *testing.T, from *cache.ListWatch) (l L) {
 	t.Helper()
-	got, err := from.ListWithContext(ctx, metav1.ListOptions{})
-	must.OK(t, err)
+	got := must.Get(from.ListWithContext(ctx, metav1.ListOptions{}))(t)
 	l, ok := got.(L)
 	if !ok {
 		t.Fatalf("a list of type %T", got)
@@ -164,8 +161,7 @@ func TestStreamedList(t *testing.T) {
 // A watch without the list has only changes, in order.
 func TestWatch(t *testing.T) {
 	a, ctx := newTestAPI(t)
-	w, err := a.services(t).WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "1"})
-	must.OK(t, err)
+	w := must.Get(a.services(t).WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "1"}))(t)
 	defer w.Stop()
 	for i, kind := range []string{"ADDED", "MODIFIED", "DELETED"} {
 		must.OK(t, a.send("services", kind, testCluster.service(100+i)))
@@ -191,8 +187,7 @@ func TestWatcherThatSleeps(t *testing.T) {
 
 func TestRefusesToBeWrittenTo(t *testing.T) {
 	a, _ := newTestAPI(t)
-	response, err := http.Post(a.url()+"/api/v1/services", "application/json", nil)
-	must.OK(t, err)
+	response := must.Get(http.Post(a.url()+"/api/v1/services", "application/json", nil))(t)
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusNotFound {
 		t.Errorf("status %s", response.Status)

@@ -55,12 +55,10 @@ func TestManifests(t *testing.T) {
 	c := &cluster{Size: Size{250, 10}, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
 	dir := t.TempDir()
 	must.OK(t, c.write(dir))
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	must.OK(t, err)
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*")))(t)
 	counts := map[string]int{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must.OK(t, err)
+		text := must.Get(os.ReadFile(file))(t)
 		var list struct {
 			Items []metav1.PartialObjectMetadata
 		}

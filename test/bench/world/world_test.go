@@ -29,8 +29,7 @@ func newTestWorld(t *testing.T, opts Options) *World {
 		}
 		t.Skip("SKIP-NEEDS: root")
 	}
-	w, err := New(opts)
-	must.OK(t, err)
+	w := must.Get(New(opts))(t)
 	t.Cleanup(w.Close)
 	return w
 }
@@ -139,10 +138,8 @@ func TestTPROXY(t *testing.T) {
 // All processes in a namespace end with it, even if nobody stops them.
 func TestCloseKills(t *testing.T) {
 	w := newTestWorld(t, Options{Clients: 1, Endpoints: 1})
-	ns, err := NewNamespace()
-	must.OK(t, err)
-	p, err := ns.Start(Command{Path: "sleep", Args: []string{"60"}})
-	must.OK(t, err)
+	ns := must.Get(NewNamespace())(t)
+	p := must.Get(ns.Start(Command{Path: "sleep", Args: []string{"60"}}))(t)
 	ns.Close()
 	select {
 	case <-p.Done():
