@@ -108,6 +108,7 @@ const (
 	isKernel
 	isNode // the client is
 	isRefused
+	hasTransport
 )
 
 // add adds a record of a connection that has ended.
@@ -126,6 +127,10 @@ func (b *block) add(r *Record) {
 		flags |= isNode
 		b.node = node
 	}
+	transport := r.Transport()
+	if transport != nil {
+		flags |= hasTransport
+	}
 	d := append(b.data, flags, byte(r.Protocol), byte(r.Kind), byte(r.Source), byte(r.Affinity), byte(r.End))
 	d = binary.AppendVarint(d, r.Wall)
 	for _, a := range [...]netip.AddrPort{r.Client, r.Via(), r.VIP, r.SourceAddr} {
@@ -143,6 +148,9 @@ func (b *block) add(r *Record) {
 		d = append(d, byte(a.Error))
 		d = binary.AppendUvarint(d, b.endpointNumber(a.Endpoint))
 		d = binary.AppendUvarint(d, uint64(a.Duration))
+	}
+	if transport != nil {
+		d = transport.encode(d)
 	}
 	b.data = d
 	b.count++
@@ -232,6 +240,7 @@ type decoder struct {
 	data      []byte
 	ports     []service.Port
 	endpoints []service.Endpoint
+	transport Transport // of the record that was read last
 	torn      bool
 }
 
@@ -277,6 +286,33 @@ func (d *decoder) record(r *Record, node string) {
 		failed = append(failed, a)
 	}
 	r.Failed = failed
+	if flags&hasTransport != 0 {
+		d.readTransport()
+		r.SetTransport(&d.transport)
+	}
+}
+
+// encode appends what decoder.readTransport reads.
+func (t *Transport) encode(d []byte) []byte {
+	d = binary.AppendUvarint(d, uint64(t.Idle))
+	for _, s := range [...]*Side{&t.Client, &t.Endpoint} {
+		d = append(d, byte(s.Known))
+		for _, n := range [...]uint64{
+			uint64(s.RTT), uint64(s.Idle), s.Unacked, s.Unsent, uint64(s.Window), uint64(s.Retransmits), uint64(s.Unanswered), uint64(s.Lost),
+		} {
+			d = binary.AppendUvarint(d, n)
+		}
+	}
+	return d
+}
+
+func (d *decoder) readTransport() {
+	d.transport = Transport{Idle: int64(d.number())}
+	for _, s := range [...]*Side{&d.transport.Client, &d.transport.Endpoint} {
+		s.Known = Known(d.byte())
+		s.RTT, s.Idle, s.Unacked, s.Unsent = int64(d.number()), int64(d.number()), d.number(), d.number()
+		s.Window, s.Retransmits, s.Unanswered, s.Lost = uint32(d.number()), uint32(d.number()), uint32(d.number()), uint32(d.number())
+	}
 }
 
 // skip passes over bytes that were read.

@@ -111,6 +111,9 @@ func (c *consoleEncoder) encode(r *Record) {
 		text(", ")
 	}
 	duration("total ", r.Duration)
+	if t := r.Transport(); t != nil {
+		b = t.appendConsole(b)
+	}
 	bytes(" | ", r.BytesFromClient, r.DatagramsFromClient)
 	bytes(" up, ", r.BytesFromEndpoint, r.DatagramsFromEndpoint)
 	if r.Event == Ended {
@@ -121,6 +124,36 @@ func (c *consoleEncoder) encode(r *Record) {
 	b = append(b, '\n')
 	c.scratch = b
 	c.out.Write(b)
+}
+
+// appendConsole appends what is known of both sides, the client before the endpoint.
+func (t *Transport) appendConsole(b []byte) []byte {
+	both := func(name string, one func(s *Side) bool) {
+		b = append(b, name...)
+		for i, s := range [...]*Side{&t.Client, &t.Endpoint} {
+			if i > 0 {
+				b = append(b, '/')
+			}
+			if !one(s) {
+				b = append(b, '-')
+			}
+		}
+	}
+	count := func(n uint32, known bool) bool {
+		if known {
+			b = strconv.AppendUint(b, uint64(n), 10)
+		}
+		return known
+	}
+	both(" | rtt ", func(s *Side) bool {
+		if s.RTT > 0 {
+			b = amount.AppendDuration(b, s.RTT)
+		}
+		return s.RTT > 0
+	})
+	both(", retransmits ", func(s *Side) bool { return count(s.Retransmits, s.Known != Nothing) })
+	both(", lost ", func(s *Side) bool { return count(s.Lost, s.Known == ByPackets) })
+	return b
 }
 
 // appendPortName appends n.String() without allocation.

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -19,6 +20,18 @@ import (
 
 // examples are the records that docs/connection-log.md shows.
 func examples() []Record {
+	list := plainExamples()
+	const ms = int64(time.Millisecond)
+	list[1].SetTransport(&Transport{
+		Idle:     60100 * ms,
+		Client:   Side{Known: BySocket, RTT: 31 * ms, Idle: 64200 * ms, Window: 65536, Retransmits: 212},
+		Endpoint: Side{Known: BySocket, RTT: 420_000, Idle: 60100 * ms, Unacked: 1448, Window: 64256, Retransmits: 9, Unanswered: 8},
+	})
+	return list
+}
+
+// plainExamples are the examples without what TCP says.
+func plainExamples() []Record {
 	wall := time.Date(2026, 6, 1, 12, 0, 0, 250123456, time.UTC).UnixNano()
 	ms := int64(time.Millisecond)
 	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Place: service.At("node-a", "z1"), Pod: service.Name{Namespace: "default", Name: "web-1"}}
@@ -102,14 +115,34 @@ func TestDocumentedExamples(t *testing.T) {
 }
 
 // documentedRow is a row of a table in the documentation.
-var documentedRow = regexp.MustCompile("(?m)^\\| `([a-z_.\\[\\]]+)` \\|")
+var documentedRow = regexp.MustCompile("(?m)^\\| `([a-zX_.\\[\\]]+)` \\|")
 
-// documentedIn returns the first column of the table below a heading.
+// documentedIn returns the first column of the table below a heading of docs/connection-log.md.
 func documentedIn(t *testing.T, heading string) []string {
 	t.Helper()
-	_, text, ok := strings.Cut(doc(t), "\n"+heading+"\n")
+	return documentedBy(t, docPath, heading)
+}
+
+// documentedOfTCP returns the fields of --record-tcp.
+func documentedOfTCP(t *testing.T) (fields []string) {
+	t.Helper()
+	for _, side := range []string{"client", "endpoint"} {
+		for _, f := range documentedBy(t, "../docs/admin-api.md", "### What the transport says") {
+			if of, isOfSide := strings.CutPrefix(f, "X_"); isOfSide {
+				f = side + "_" + of
+			}
+			fields = append(fields, f)
+		}
+	}
+	slices.Sort(fields)
+	return slices.Compact(fields)
+}
+
+func documentedBy(t *testing.T, path, heading string) []string {
+	t.Helper()
+	_, text, ok := strings.Cut(string(must.Read(t, path)), "\n"+heading+"\n")
 	if !ok {
-		t.Fatalf("%s has no heading %q", docPath, heading)
+		t.Fatalf("%s has no heading %q", path, heading)
 	}
 	text, _, _ = strings.Cut(text, "\n##")
 	var rows []string
@@ -154,16 +187,16 @@ func fieldsOf(t *testing.T, r *Record) (written []string) {
 // The documentation lists the fields that the code writes, in its order, and no
 // others.
 func TestDocumentedFields(t *testing.T) {
-	documented := documentedIn(t, "## Fields of the JSON form")
+	documented, ofTCP := documentedIn(t, "## Fields of the JSON form"), documentedOfTCP(t)
 	// The second example has all of them, but for the node as client, a load balancer, a wait and
 	// those of another protocol. One that is open has an event, and no end.
-	example := examples()[1]
+	example := plainExamples()[1]
 	example.self, example.Protocol = &self{name: "node-a", via: example.VIP, waited: 1000}, service.UDP
 	ended := fieldsOf(t, &example)
 	example.Event = Opened
 	opened := fieldsOf(t, &example)
 	written := append(opened, "end")
-	example = examples()[1]
+	example = plainExamples()[1]
 	example.self, example.Protocol = &self{name: "node-a", via: example.VIP, waited: 1000}, service.SCTP
 	for _, f := range fieldsOf(t, &example) {
 		if !slices.Contains(written, f) {
@@ -183,6 +216,20 @@ func TestDocumentedFields(t *testing.T) {
 	}
 	if !slices.Equal(documented, written) {
 		t.Errorf("%s lists\n%v, the code writes\n%v", docPath, documented, written)
+	}
+	both := make(map[string]bool)
+	for _, known := range []Known{BySocket, ByPackets} {
+		example = plainExamples()[1]
+		without := fieldsOf(t, &example)
+		example.SetTransport(&Transport{Client: Side{Known: known, RTT: 1}, Endpoint: Side{Known: known, RTT: 1}})
+		for _, f := range fieldsOf(t, &example) {
+			if !slices.Contains(without, f) {
+				both[f] = true
+			}
+		}
+	}
+	if got := slices.Sorted(maps.Keys(both)); !slices.Equal(got, slices.Sorted(slices.Values(ofTCP))) {
+		t.Errorf("documented of TCP are\n%v, the code writes\n%v", ofTCP, got)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 // pastFormat says what the bytes of a MovedPast mean, with the numbers of ends, errors and their
 // like. Each change needs another number: see TestPastFormat.
-const pastFormat = 2
+const pastFormat = 3
 
 // movedBytes bounds the records of a MovedPast, and its names, so that it fits into a message.
 const movedBytes = 20 << 10

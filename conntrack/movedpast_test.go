@@ -16,7 +16,7 @@ import (
 )
 
 // pastFormats are the hashes of what TestPastFormat describes, by pastFormat.
-var pastFormats = map[int]string{1: "6391605147f0f862", 2: "5081464edd8efc34"}
+var pastFormats = map[int]string{1: "6391605147f0f862", 2: "5081464edd8efc34", 3: "b4e512c2c4685665"}
 
 // Records that another process encodes have the same meaning here if the format's number is the same.
 func TestPastFormat(t *testing.T) {

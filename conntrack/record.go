@@ -43,8 +43,8 @@ type Record struct {
 	// Counters are the service port's counters, or nil.
 	Counters *Counters
 	// Owner is the connection of the record, for users of the table. It may implement
-	// Refresher, Ender and Inspector. Copies do not have it: those for who asks for it
-	// have what Transport returns.
+	// Refresher, Ender and Inspector. Copies do not have it: some have what Transport
+	// returns.
 	Owner any
 
 	// Failed lists the failed attempts in order; nil without any. After the first

@@ -99,7 +99,7 @@ func TestSchema(t *testing.T) {
 		}
 	}
 	slices.Sort(fields)
-	if documented := slices.Sorted(slices.Values(documentedIn(t, "## Fields of the JSON form"))); !slices.Equal(fields, documented) {
+	if documented := slices.Sorted(slices.Values(append(documentedIn(t, "## Fields of the JSON form"), documentedOfTCP(t)...))); !slices.Equal(fields, documented) {
 		t.Errorf("the schema has\n%v, the documentation\n%v", fields, documented)
 	}
 	var ends, errors, paths, affinities []string

@@ -11,14 +11,15 @@ type Shard struct {
 	table          *Table
 	nextID         atomic.Uint64 // written by the loop
 	count          int
-	list           Record // head of a ring of open records and markers, in the order of opening
-	position       Record // marks the position of Refresh
-	parked         Parked // head of a ring of parked connections and markers, in the order of parking
-	parkedPosition Parked // position among them
-	walks          int    // over the shard, at present
-	scratch        Record // of a parked connection, while somebody looks at it
-	batch          *batch // records of ended connections, or nil
-	spare          *batch // an empty one, or nil
+	list           Record      // head of a ring of open records and markers, in the order of opening
+	position       Record      // marks the position of Refresh
+	parked         Parked      // head of a ring of parked connections and markers, in the order of parking
+	parkedPosition Parked      // position among them
+	walks          int         // over the shard, at present
+	scratch        Record      // of a parked connection, while somebody looks at it
+	batch          *batch      // records of ended connections, or nil
+	spare          *batch      // an empty one, or nil
+	transports     []Transport // unused, for records
 	wake           func()
 	failures       failures
 	turn           turn // of walks, which are on other goroutines
@@ -77,6 +78,7 @@ func (s *Shard) Close(r *Record) {
 		return
 	}
 	r.state = recordClosed
+	transport := s.ask(r)
 	r.Owner = nil
 	if r.load != nil && r.Connected {
 		r.Counters.loads.Ended(r.load, r.outcome(), r.Start+r.Duration)
@@ -91,7 +93,7 @@ func (s *Shard) Close(r *Record) {
 		s.failures.addBroken(r)
 	}
 	if s.table.wants(r) {
-		s.push(r.copyFor(Ended, 0))
+		s.push(r.copyFor(Ended, 0), transport)
 	}
 }
 
@@ -101,12 +103,15 @@ func (s *Shard) tell(r *Record, e Event, now int64) {
 		r.refresh()
 		c := r.copyFor(e, now)
 		c.Failed = slices.Clone(r.Failed) // AttemptFailed may replace the last one
-		s.push(c)
+		s.push(c, s.ask(r))
 	}
 }
 
-// push adds a copy to the batch.
-func (s *Shard) push(c Record) {
+// push adds a copy to the batch, with what the transport said, if that is known.
+func (s *Shard) push(c Record, t *Transport) {
+	if t != nil {
+		c.SetTransport(t)
+	}
 	if s.batch == nil {
 		if s.batch, s.spare = s.spare, nil; s.batch == nil {
 			s.batch = s.table.newBatch()

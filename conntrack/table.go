@@ -49,6 +49,8 @@ type Options struct {
 	Sink Sink
 	// Opens adds a record when a connection has its endpoint.
 	Opens bool
+	// TCP adds to the records of TCP connections what the transport says (Record.Transport).
+	TCP bool
 	// Queue bounds the records that wait for the sink; 0 means DefaultQueue.
 	Queue int
 	// Now returns the wall clock time; nil means time.Now.
@@ -79,6 +81,7 @@ type Table struct {
 	told     map[service.PortName]Totals // by MovedTotals
 	now      func() time.Time
 
+	tcp     bool // Options.TCP
 	misuse  atomic.Uint64
 	queue   *queue // nil without a sink
 	taps    taps
@@ -120,7 +123,7 @@ func (t *Table) selfAt(a netip.Addr) *self {
 
 // NewTable creates a table. If there is a sink, its goroutine runs until Close.
 func NewTable(opts Options) *Table {
-	t := &Table{shards: make([]Shard, max(opts.Shards, 1)), now: opts.Now}
+	t := &Table{shards: make([]Shard, max(opts.Shards, 1)), now: opts.Now, tcp: opts.TCP}
 	if t.now == nil {
 		t.now = time.Now
 	}

@@ -1,7 +1,9 @@
 package conntrack
 
+import "github.com/sluice-proxy/sluice/service"
+
 // Transport is what the transport of an open connection says at the moment that somebody
-// looks. Nobody keeps it: who asks for it pays for it.
+// looks, or of a TCP connection when it ends (Options.TCP). Who asks for it pays for it.
 type Transport struct {
 	// Idle is the time in ns since the last bytes or datagrams of either side; of a kernel
 	// flow, since its last packet.
@@ -52,7 +54,8 @@ type Inspector interface {
 }
 
 // Transport returns what the transport says, in a copy that Inspect, Find and EndInspected of
-// Table show; nil in others, and where nothing is known.
+// Table show, and what that of a TCP connection said in a record (Options.TCP); nil in others,
+// and where nothing is known. That of a record never changes.
 func (r *Record) Transport() *Transport {
 	t, _ := r.Owner.(*Transport)
 	return t
@@ -68,6 +71,33 @@ func (r *Record) inspect(owner any, in *Transport) {
 		i.Inspect(in)
 		r.SetTransport(in)
 	}
+}
+
+// transportChunk is how many records share an allocation for what their transports say.
+const transportChunk = 128
+
+// Note asks the transport of an open connection for the record that Close makes. Close does so
+// itself; its caller calls Note first if it has to close the connection's sockets before.
+func (s *Shard) Note(r *Record) {
+	if t := s.ask(r); t != nil {
+		r.SetTransport(t)
+	}
+}
+
+// ask returns what the transport of a TCP connection says, or has said to Note; nil if records
+// do not have that.
+func (s *Shard) ask(r *Record) *Transport {
+	i, ok := r.Owner.(Inspector)
+	if !ok || !s.table.tcp || r.Protocol != service.TCP || !s.table.wants(r) {
+		return r.Transport()
+	}
+	if len(s.transports) == 0 {
+		s.transports = make([]Transport, transportChunk)
+	}
+	t := &s.transports[0]
+	s.transports = s.transports[1:]
+	i.Inspect(t)
+	return t
 }
 
 // RTT returns the longer round-trip time of both sides in ns; false if none is known.

@@ -96,7 +96,7 @@ func (f *flow) Refresh(r *conntrack.Record) {
 func (f *flow) Inspect(t *conntrack.Transport) {
 	k, now := f.shared(), poll.Nanotime()
 	t.Idle = max(now-f.last(), 0)
-	if f.protocol != service.TCP || f.state() != bpf.KernelStateOPEN {
+	if f.protocol != service.TCP || f.state() < bpf.KernelStateOPEN || atomic.LoadUint64(&k.Answered) == 0 {
 		return
 	}
 	for i, side := range []*conntrack.Side{&t.Client, &t.Endpoint} {

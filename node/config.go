@@ -52,6 +52,7 @@ type Config struct {
 	RecordOpens    bool                 // also write a record of each connection that opens
 	RecordRefusals bool                 // also write records of what is refused or dropped
 	RecordInterval time.Duration        // also write records of open connections; 0: none
+	RecordTCP      bool                 // records say what TCP says of both sides
 	Verbosity      int                  // of the program's log, which the caller has set
 
 	HealthzAddress string // of /healthz and /livez; empty: none

@@ -46,7 +46,7 @@ func (p *Proxy) openLive() error {
 func (p *Proxy) answers() serve.Options {
 	o := &p.config
 	answers := serve.Options{
-		View: p.view, History: p.history, Past: p.past,
+		View: p.view, History: p.history, Past: p.past, TCP: p.config.RecordTCP,
 		Version: api.Version{
 			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
 		},

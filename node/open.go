@@ -211,7 +211,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 	if !o.relaysAll() {
 		shards++ // the last one is of kernel flows
 	}
-	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens})
+	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens, TCP: o.RecordTCP})
 	p.tellNode()
 	relaying := o.Relay
 	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.Stream.KeepAlive), 2*o.Stream.KeepAlive

@@ -29,6 +29,12 @@ type Patient interface {
 	QuietFor(isHalfClosed bool, idle, halfClosed time.Duration) time.Duration
 }
 
+// Witness is an Owner that looks at the sockets of a link before they are closed.
+type Witness interface {
+	// LinkEnding is called right before LinkEnded, while Descriptors are open.
+	LinkEnding(*Link)
+}
+
 // Socket is a socket that Start takes over.
 type Socket struct {
 	FD  int
@@ -291,6 +297,9 @@ func (l *Link) finish(end End) {
 	inOrder := end == ClientFin || end == EndpointFin || end == Released
 	w.loop.Cancel(&l.timer)
 	w.turns.remove(l)
+	if witness, ok := l.owner.(Witness); ok {
+		witness.LinkEnding(l)
+	}
 	for i := range l.sides {
 		s := &l.sides[i]
 		w.giveUp(s)

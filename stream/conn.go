@@ -230,11 +230,12 @@ func (c *conn) retry() {
 // endpoint's registration, if it has one.
 func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events) {
 	now := poll.Nanotime()
-	c.upstream = -1
+	c.upstream = int32(endpoint) // for Inspect
 	c.pool.balancer.Connected(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), now)
 	c.record.Affinity = c.plan.Affinity()
 	c.record.SourceAddr, _ = sys.LocalAddr(endpoint)
 	c.record.AttemptSucceeded(now)
+	c.upstream = -1
 	if c.hasFailed() {
 		c.pool.service.queue.call(c.pool, nil)
 	}
@@ -244,6 +245,7 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 
 // fail ends a connection that has no endpoint: the client is reset.
 func (c *conn) fail(end conntrack.End) {
+	c.worker.shard.Note(&c.record)
 	c.worker.loop.Cancel(&c.timer)
 	if c.awaits == endpoints {
 		c.release()

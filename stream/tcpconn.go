@@ -22,6 +22,7 @@ type tcpConn struct {
 var (
 	_ carrier       = (*tcpConn)(nil)
 	_ relay.Patient = (*tcpConn)(nil)
+	_ relay.Witness = (*tcpConn)(nil)
 )
 
 // newTCPConn returns the conn of an empty TCP connection.
@@ -83,6 +84,9 @@ func (t *tcpConn) back(*movedConn) { t.worker.relay.Return(&t.link) }
 
 func (t *tcpConn) attach(m *movedConn) { t.worker.relay.Attach(&t.link, m.Link, t) }
 
+// LinkEnding implements relay.Witness.
+func (t *tcpConn) LinkEnding(*relay.Link) { t.worker.shard.Note(&t.record) }
+
 // LinkEnded takes the connection back from the relay, which has closed both sockets.
 func (t *tcpConn) LinkEnded(_ *relay.Link, end relay.End) {
 	if end == relay.ClientFin {
@@ -132,7 +136,10 @@ func (t *tcpConn) inspect(out *conntrack.Transport) {
 		out.Idle = out.Client.Idle
 		return
 	}
-	client, endpoint := t.link.Descriptors()
+	client, endpoint := int(t.client), int(t.upstream)
+	if endpoint < 0 { // the relay has both
+		client, endpoint = t.link.Descriptors()
+	}
 	out.Client, out.Endpoint = sideOf(client), sideOf(endpoint)
 	out.Idle = min(out.Client.Idle, out.Endpoint.Idle)
 }

@@ -20,6 +20,7 @@ type recordOptions struct {
 	opens    bool
 	refusals bool
 	interval time.Duration
+	tcp      bool
 }
 
 func (o *recordOptions) register(f *pflag.FlagSet) {
@@ -28,6 +29,7 @@ func (o *recordOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.opens, "access-log-opens", false, "also write a record when a connection has reached its endpoint")
 	f.BoolVar(&o.refusals, "access-log-refusals", false, "also write records of packets that were refused or dropped")
 	f.DurationVar(&o.interval, "access-log-interval", 0, "also write a record of each open connection at this interval; 0 means none")
+	f.BoolVar(&o.tcp, "record-tcp", false, "add to all records of TCP connections what TCP says of both sides: round trips, segments sent again, and others")
 }
 
 // shortestRecordInterval is the least --access-log-interval.
@@ -36,6 +38,13 @@ const shortestRecordInterval = time.Second
 func (o *recordOptions) validate() error {
 	if o.interval != 0 && o.interval < shortestRecordInterval {
 		return fmt.Errorf("--access-log-interval: %s is shorter than %s; 0 switches it off", o.interval, shortestRecordInterval)
+	}
+	needs := o.filter.NeedsTransport()
+	for i := range o.samples {
+		needs = needs || o.samples[i].filter.NeedsTransport()
+	}
+	if needs && !o.tcp {
+		return errors.New("--access-log-filter, --access-log-sample: what TCP says of a connection, such as rtt, is in no record without --record-tcp")
 	}
 	return nil
 }
@@ -74,7 +83,7 @@ func (f *recordFilter) Set(s string) error {
 
 // parseRecordFilter parses a filter of the access log.
 func parseRecordFilter(text string) (*filter.Filter, error) {
-	f, err := filter.ParseForRecords(text)
+	f, err := filter.Parse(text)
 	if err != nil {
 		return nil, errors.New("\n" + pointed(err).Error())
 	}

@@ -183,7 +183,7 @@ func (o *runOptions) config() node.Config {
 	c.KeepFlows = o.keepFlows.value == "always" || o.keepFlows.value == "auto" && o.manifests == ""
 	c.Shortcuts = o.shortcuts.value == "auto"
 	c.AccessLog = conntrack.LogOptions{Path: o.accessLog, Console: o.accessLogFormat.value == "console", Keep: o.records.keep(), Rate: o.recordRate()}
-	c.RecordOpens, c.RecordRefusals, c.RecordInterval = o.records.opens, o.records.refusals, o.records.interval
+	c.RecordOpens, c.RecordRefusals, c.RecordInterval, c.RecordTCP = o.records.opens, o.records.refusals, o.records.interval, o.records.tcp
 	c.HardFail, c.Profiling = o.hardFail, o.profiling
 	c.WholeMetrics = !o.metricsPerService
 	c.PageAddress, c.PageHosts = o.web.address, o.web.hosts

@@ -24,7 +24,7 @@ func (o operator) orders() bool { return o[0] == '<' || o[0] == '>' }
 func Parse(text string) (*Filter, error) { return parse(&parser{text: text}) }
 
 // ParseForRecords is Parse for a filter that selects records of connections that end, or
-// what is measured of them: no transport can be asked any more.
+// what is measured of them: no transport can be asked any more, unless records say what it said.
 func ParseForRecords(text string) (*Filter, error) { return parse(&parser{text: text, records: true}) }
 
 func parse(p *parser) (*Filter, error) {
@@ -116,7 +116,7 @@ func (p *parser) term() (term, error) {
 		return term{}, p.unknown(name, start)
 	}
 	if p.open = p.open || field.open; field.open && p.records {
-		return term{}, p.fail(start, start+len(name), "%s is known of open connections alone: sluice conns and sluice close take it", name)
+		return term{}, p.fail(start, start+len(name), "%s is known of open connections alone: sluice conns and sluice close take it, and with sluice run --record-tcp sluice tap and sluice log", name)
 	}
 	from := start + len(name) + len(op)
 	if from == end {

@@ -112,7 +112,7 @@ const (
 
 // tap streams the records of connections as they end, or open.
 func (h *Handler) tap(s *stream, q *params) error {
-	f, opens, rate := q.recordFilter(), q.truth("opens"), q.number("rate", 0, maxRate)
+	f, opens, rate := h.endedFilter(q), q.truth("opens"), q.number("rate", 0, maxRate)
 	if q.err != nil {
 		return q.err
 	}

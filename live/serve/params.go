@@ -49,7 +49,15 @@ func (q *params) filter() *filter.Filter {
 	return q.named(f, err)
 }
 
-// recordFilter is filter for records of connections that end.
+// endedFilter is filter for records of connections that ended.
+func (h *Handler) endedFilter(q *params) *filter.Filter {
+	if h.options.TCP {
+		return q.filter()
+	}
+	return q.recordFilter()
+}
+
+// recordFilter is filter for what is measured of records.
 func (q *params) recordFilter() *filter.Filter {
 	f, err := filter.ParseForRecords(q.Get("filter"))
 	return q.named(f, err)

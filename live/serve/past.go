@@ -20,7 +20,7 @@ var errPastReaders = &requestError{http.StatusServiceUnavailable, fmt.Errorf("%d
 
 // past streams the records of connections that ended, the oldest first.
 func (h *Handler) past(s *stream, q *params) error {
-	f, since, limit := q.recordFilter(), q.since(), q.number("limit", 0, math.MaxInt32)
+	f, since, limit := h.endedFilter(q), q.since(), q.number("limit", 0, math.MaxInt32)
 	switch {
 	case q.err != nil:
 		return q.err

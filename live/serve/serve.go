@@ -29,6 +29,8 @@ type Options struct {
 	History *live.History
 	// Past keeps the records of connections that ended; nil if none are kept.
 	Past *conntrack.Past
+	// TCP is set if records have Record.Transport.
+	TCP bool
 	// Version is the answer of api.PathVersion; Actions is set for each client.
 	Version api.Version
 	// Policy returns the policy in force. It is called from any goroutine.

@@ -29,6 +29,8 @@ var observed = map[string]string{
 	"conns 'rtt>50ms'":                                "no open connection matches",
 	"conns 'retransmits>0' --sort=-retransmits":       "no open connection matches",
 	"conns 'unacked>64KiB' -o wide":                   "no open connection matches",
+	"log --since 1h 'retransmits>10'":                 "",
+	"tap 'rtt>50ms'":                                  "",
 	"conns pod=default/web-1":                         "default/web-1",
 	"pcap service=default/web --for 1m -w cart.pcap":  "packets of",
 	"pcap end=endpoint_reset --for 1m -w resets.pcap": "0 packets of 0 connections",
@@ -85,7 +87,7 @@ func TestObservingCommands(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080) // the other one refuses
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--record-tcp")
 	commands := documentedCommands(t)
 	if len(commands) < 15 {
 		t.Fatalf("only %q", commands)

@@ -58,6 +58,21 @@ var neighbours = []mutation{
 		pkg: "live", test: "TestTransportIsAskedWhenNeeded",
 	},
 	{
+		name: "record-after-the-sockets", what: "TCP is asked about a relayed connection when its sockets are closed",
+		file: "stream/tcpconn.go", old: "t.worker.shard.Note(&t.record)", new: "",
+		pkg: "test/e2e", test: "TestRecordsSayWhatTCPSays/relay",
+	},
+	{
+		name: "flow-forgets-what-it-saw", what: "the record of a kernel flow has nothing that packets have said",
+		file: "flow/flow.go", old: "f.state() < bpf.KernelStateOPEN ||", new: "f.state() != bpf.KernelStateOPEN ||",
+		pkg: "test/e2e", test: "TestRecordsSayWhatTCPSays/kernel",
+	},
+	{
+		name: "records-ask-unasked", what: "each connection costs system calls for its record, though nobody asked for what TCP says",
+		file: "conntrack/transport.go", old: "!ok || !s.table.tcp ||", new: "!ok ||",
+		pkg: "conntrack", test: "TestRecordsHaveTransports",
+	},
+	{
 		name: "closed-window-is-the-network", what: "a pod that does not read passes for a bad network",
 		file: "live/verdict.go", old: "s.Unsent > 0 && s.Window == 0", new: "s.Unsent > 0 && s.Window == 1",
 		pkg: "test/e2e", test: "TestStoryNamesWhoIsWaitedFor",

@@ -74,6 +74,10 @@ func Line(c *api.Connection) string {
 		fmt.Fprintf(&b, "first byte %s, ", us(*c.FirstByteUS))
 	}
 	add("total ", us(c.DurationUS))
+	if c.IdleUS != nil {
+		fmt.Fprintf(&b, " | rtt %s/%s, retransmits %s, lost %s", known(c.ClientRTTUS), known(c.EndpointRTTUS),
+			counts(c.ClientRetransmits, c.EndpointRetransmits), counts(c.ClientLost, c.EndpointLost))
+	}
 	add(" | ", moved(c.BytesFromClient, c.DatagramsFromClient, c.MessagesFromClient)+" up")
 	add(", ", moved(c.BytesFromEndpoint, c.DatagramsFromEndpoint, c.MessagesFromEndpoint)+" down")
 	add(" | ", c.End+c.Event)

@@ -57,8 +57,14 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 	connecting.Connected, connecting.Attempts = false, 3
 	failed := connecting
 	failed.Attempts = 2
+	lossy, alone := whole, failed
+	lossy.SetTransport(&conntrack.Transport{
+		Client:   conntrack.Side{Known: conntrack.BySocket, RTT: 1_200_000, Retransmits: 3},
+		Endpoint: conntrack.Side{Known: conntrack.ByPackets, Retransmits: 4, Lost: 5},
+	})
+	alone.SetTransport(&conntrack.Transport{Client: conntrack.Side{Known: conntrack.BySocket, RTT: 80_000}})
 	datagrams := conntrack.Record{Wall: whole.Wall, Protocol: service.UDP, Client: whole.Client, VIP: whole.VIP}
-	for _, r := range []conntrack.Record{whole, opened, connecting, failed, datagrams} {
+	for _, r := range []conntrack.Record{whole, opened, connecting, failed, lossy, alone, datagrams} {
 		var forms [2]string
 		for i, console := range []bool{false, true} {
 			var text bytes.Buffer
