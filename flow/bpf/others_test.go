@@ -156,7 +156,7 @@ func TestWhatBothVersionsSeeOfAFlow(t *testing.T) {
 }
 
 // Flows of another version are all here before the first one is void there. What that version's programs see
-// meanwhile counts, and the one for which there is no room stays.
+// meanwhile counts, and the one for which there is no room stays, unless it is over.
 func TestTakenFlowsAreVoidThere(t *testing.T) {
 	root := netns.MountBPF(t)
 	open := func(flows int) (*Pins, *Kernel) {
@@ -176,6 +176,8 @@ func TestTakenFlowsAreVoidThere(t *testing.T) {
 	for i := 1; i <= flows; i++ {
 		there.Flows[i] = KernelFlow{Protocol: syscall.IPPROTO_TCP, State: KernelStateOPEN, Seen: KernelSeenKNOWN, ClientPort: uint16(i), VipPort: 2, EndpointPort: 3, MiddlePort: 4}
 	}
+	const over = flows + 1
+	there.Flows[over] = KernelFlow{Protocol: syscall.IPPROTO_TCP, State: KernelStateCLOSED, Seen: KernelSeenKNOWN | KernelSeenRECORDED, ClientPort: over, VipPort: 2, EndpointPort: 3, MiddlePort: 4}
 	var own [flows - 1]KernelFlow
 	n := 0
 	left, err := p.TakeOthers(func(k *KernelFlow) *KernelFlow {
@@ -204,5 +206,8 @@ func TestTakenFlowsAreVoidThere(t *testing.T) {
 	}
 	if f := &there.Flows[flows]; f.State != KernelStateOPEN || f.Protocol == 0 {
 		t.Errorf("the one that stays is void: %+v", f)
+	}
+	if f := &there.Flows[over]; f.State != KernelStateFREE || f.Protocol != 0 {
+		t.Errorf("the one that is over stays: %+v", f)
 	}
 }

@@ -30,12 +30,17 @@ var layouts = []mutation{
 	{
 		name: "flow-others-lingering", what: "a connection that is over stays in maps of another version, whose programs translate packets of its client's next one",
 		file: "flow/bpf/others.go", old: "		known[i] = true\n", new: "		if known[i] = true; l.was.Seen&KernelSeenRECORDED != 0 {\n			continue\n		}\n",
-		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
+		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
 	},
 	{
 		name: "flow-closed-tuple", what: "a connection that is over keeps its tuple when its client uses that towards a destination without a Service",
 		file: "flow/bpf/flow.bpf.c", old: "return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;", new: "return verdict;",
 		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
+	},
+	{
+		name: "flow-stack", what: "kernels before 6.8 refuse the programs, which have more stack than these allow",
+		file: "flow/bpf/flow.bpf.c", old: "static __noinline int rewrite_apart(", new: "static __always_inline int rewrite_apart(",
+		pkg: "flow/bpf", test: "TestStackFitsOlderKernels",
 	},
 	{
 		name: "flow-others-begun", what: "handshakes in maps of another layout stay there: their clients' next SYNs begin others",
