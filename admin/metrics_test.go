@@ -280,9 +280,7 @@ func TestExemplars(t *testing.T) {
 			t.Errorf("no %s in\n%s", want, w.Body)
 		}
 	}
-	if strings.Count(w.Body.String(), "# {") != 2 {
-		t.Errorf("connections that were not slow have exemplars:\n%s", w.Body)
-	}
+	check.Equalf(t, strings.Count(w.Body.String(), "# {"), 2, "exemplars, and connections that were not slow have none:\n%s", w.Body)
 	families := must.Get(registry.Gather())(t)
 	native := 0
 	for _, f := range families {

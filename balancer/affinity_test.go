@@ -59,9 +59,7 @@ func TestA5_1KeyIsTheClientsAddress(t *testing.T) {
 	for i := range 200 {
 		who := client(i)
 		ep, got := connect(t, b, list, who, 0)
-		if got != AffinityNew {
-			t.Fatalf("client %v: affinity %d at first", who, got)
-		}
+		must.Equalf(t, got, AffinityNew, "client %v at first", who)
 		pins[who] = ep
 	}
 	for range 15 { // A5.8: 15 hits in a row
@@ -394,9 +392,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 						want = AffinityMoved
 					default:
 						want = AffinityHit
-						if ep != pinned {
-							t.Fatalf("seed %d, step %d: %v is pinned to %v, went to %v", seed, step, who, pinned, ep)
-						}
+						must.Equalf(t, ep, pinned, "seed %d, step %d: the endpoint of %v, which is pinned", seed, step, who)
 					}
 					m.set(who, ep, now)
 				}

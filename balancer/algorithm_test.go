@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -105,9 +106,7 @@ func TestPowerOfTwoAvoidsTheFull(t *testing.T) {
 		i, _ := first(t, b, list, someone, 0)
 		got[i]++
 	}
-	if got != [2]int{0, 100} {
-		t.Errorf("the endpoint with a connection gets %d of 100 new ones", got[0])
-	}
+	check.Equalf(t, got, [2]int{0, 100}, "new connections of the endpoint that has one, and of the other")
 	loads.Of(list[0].Addr).End()
 	loads.Answered(loads.Of(list[0].Addr), time.Millisecond, 0)
 	loads.Answered(loads.Of(list[1].Addr), 5*time.Millisecond, 0)
@@ -116,9 +115,7 @@ func TestPowerOfTwoAvoidsTheFull(t *testing.T) {
 		i, _ := first(t, b, list, someone, 0)
 		got[i]++
 	}
-	if got != [2]int{100, 0} {
-		t.Errorf("the endpoint that answers later gets %d of 100 connections", got[1])
-	}
+	check.Equalf(t, got, [2]int{100, 0}, "connections of the endpoint that answers first, and of the later one")
 }
 
 // TestPowerOfTwoEvensOut: with 4 endpoints of which one serves ten times as slowly, that one
@@ -209,9 +206,7 @@ func TestHashesNameTheSameEndpoint(t *testing.T) {
 		j, _, _ := b.Next(&Dial{}, list, Conn{Destination: netip.AddrPortFrom(client(v), 80)}, 0)
 		vips[j] = true
 	}
-	if len(vips) != len(list) {
-		t.Errorf("200 addresses lead to %d endpoints of %d", len(vips), len(list))
-	}
+	check.Equalf(t, len(vips), len(list), "endpoints that 200 addresses lead to")
 }
 
 // TestHashOfThePort: with it, the connections of a client are spread.
@@ -222,14 +217,10 @@ func TestHashOfThePort(t *testing.T) {
 		for port := range uint16(500) {
 			i, _, _ := b.Next(&Dial{}, list, Conn{Client: netip.AddrPortFrom(someone, port+1)}, 0)
 			again, _, _ := b.Next(&Dial{}, list, Conn{Client: netip.AddrPortFrom(someone, port+1)}, 0)
-			if i != again {
-				t.Fatalf("%v: port %d goes to %d and %d", a, port, i, again)
-			}
+			must.Equalf(t, again, i, "%v: the endpoint of port %d", a, port)
 			used[i] = true
 		}
-		if len(used) != len(list) {
-			t.Errorf("%v: 500 ports of one client lead to %d endpoints of %d", a, len(used), len(list))
-		}
+		check.Equalf(t, len(used), len(list), "%v: endpoints that 500 ports of one client lead to", a)
 	}
 }
 
@@ -307,9 +298,7 @@ func TestWeightedRoundRobin(t *testing.T) {
 			last, longest = i, max(longest, run)
 		}
 		for i, w := range weights {
-			if got[i] != int(max(w, 1)) {
-				t.Errorf("weights %v: endpoint %d has %d of %d connections", weights, i, got[i], sum)
-			}
+			check.Equalf(t, got[i], int(max(w, 1)), "weights %v: connections of endpoint %d, of %d", weights, i, sum)
 		}
 		if slices.Equal(weights, []uint16{3, 2}) && longest > 2 {
 			t.Errorf("weights %v: %d connections in a row", weights, longest)
@@ -432,9 +421,7 @@ func TestLoadsKeepWhatIsBusy(t *testing.T) {
 	for i := range busy {
 		must.Equalf(t, loads.Of(busy[i].Addr).Open(), 1, "endpoint %d has connections", i)
 	}
-	if got := loads.Of(endpoints6(1)[0].Addr).Open(); got != 0 {
-		t.Errorf("a new endpoint has %d connections", got)
-	}
+	check.Equalf(t, loads.Of(endpoints6(1)[0].Addr).Open(), 0, "connections of a new endpoint")
 }
 
 func TestChoosingAllocatesNothing(t *testing.T) {

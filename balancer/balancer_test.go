@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -121,9 +122,7 @@ func TestRoundRobinListsUsedAlternately(t *testing.T) {
 		}
 		for i, l := range lists {
 			for at, n := range hits[i] {
-				if n != rounds/len(l) {
-					t.Errorf("list %d of %d: endpoint %d got %d of %d", i, len(lists), at, n, rounds)
-				}
+				check.Equalf(t, n, rounds/len(l), "list %d of %d: turns of endpoint %d", i, len(lists), at)
 			}
 		}
 	}

@@ -93,9 +93,7 @@ func TestEjectionsGrowLonger(t *testing.T) {
 	if got := s.run(75*time.Second, Unserved) * 75000; got < 7.5 || got > 8.5 {
 		t.Errorf("it gets %.1f connections in 75 s, want 5 and those after 10, 30 and 70 s", got)
 	}
-	if got := s.run(60*time.Second, Unserved); got != 0 {
-		t.Errorf("it gets %.4f of the connections while it is ejected", got)
-	}
+	check.Equalf(t, s.run(60*time.Second, Unserved), 0, "its part of the connections while it is ejected")
 }
 
 // TestHalfOfTheEndpointsStays: however many fail.
@@ -105,9 +103,7 @@ func TestHalfOfTheEndpointsStays(t *testing.T) {
 		for i := range s.list {
 			s.loads.Ended(s.loads.Of(s.list[i].Addr), Unserved, 0)
 		}
-		if got := s.b.Ejected(); got != n/2 {
-			t.Errorf("%d of %d endpoints are ejected", got, n)
-		}
+		check.Equalf(t, s.b.Ejected(), n/2, "ejected endpoints, of %d", n)
 	}
 }
 

@@ -57,9 +57,7 @@ func TestTurnsMove(t *testing.T) {
 			}
 		}
 		for i, n := range counts {
-			if n != 3*int(list[i].Weight) {
-				t.Errorf("%v: endpoint %d of weight %d had %d turns in three rounds", a, i, list[i].Weight, n)
-			}
+			check.Equalf(t, n, 3*int(list[i].Weight), "%v: turns of endpoint %d in three rounds", a, i)
 		}
 	}
 }

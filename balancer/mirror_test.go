@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // mirror is a Mirror.
@@ -59,9 +61,7 @@ func TestMirrorHasThePins(t *testing.T) {
 				}
 				answered[client][list[i].Addr] = true
 				b.Connected(&d, list[i].Addr, client, now)
-				if m[client] != list[i].Addr {
-					t.Fatalf("%s is at %s, the mirror says %s", client, list[i].Addr, m[client])
-				}
+				must.Equalf(t, m[client], list[i].Addr, "where the mirror says that %s is", client)
 			}
 		}
 		if len(m) > most {

@@ -72,9 +72,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 			for _, source := range sources {
 				flood(source, at(victim, 5300))
 				for range 4 {
-					if got := askWho(t, answered); got != endpoint {
-						t.Fatalf("after forged errors from %s %s answers, before them %s", source, got, endpoint)
-					}
+					must.Equalf(t, askWho(t, answered), endpoint, "who answers after forged errors from %s", source)
 				}
 			}
 
@@ -115,9 +113,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 			victim = address(map[string]*netns.Host{"b1": one, "b2": two}[who])
 			flood(address(stranger), at(victim, 5301))
 			for range 4 {
-				if got := send(); got != who {
-					t.Errorf("after forged errors %s gets the datagrams, before them %s", got, who)
-				}
+				check.Equalf(t, send(), who, "who gets the datagrams after forged errors")
 			}
 			n.stop()
 			if ends := n.records.Ends(); len(n.records.All()) != 2 {
@@ -211,9 +207,7 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 		}
 	}
 	for what, times := range seen {
-		if times != 1 {
-			t.Errorf("datagram %s came %d times", what, times)
-		}
+		check.Equalf(t, times, 1, "how often datagram %s came", what)
 	}
 	if len(seen) != 2*(burst+1) || n.server.Stats().Resent.Load() == 0 {
 		t.Errorf("%d datagrams came, %d were sent again", len(seen), n.server.Stats().Resent.Load())

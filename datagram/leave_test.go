@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -78,7 +79,5 @@ func TestSessionsGoOnAfterLeave(t *testing.T) {
 			}
 		}
 	}
-	if got := n.server.Stats().Sessions.Load(); got != int64(len(talks)) {
-		t.Errorf("%d sessions are open, want %d", got, len(talks))
-	}
+	check.Equalf(t, n.server.Stats().Sessions.Load(), int64(len(talks)), "open sessions")
 }

@@ -130,9 +130,7 @@ func TestOrder(t *testing.T) {
 			}
 		}
 	}
-	if got := n.server.Stats().Sessions.Load(); got != 1 {
-		t.Errorf("%d sessions, want 1 (A8.9)", got)
-	}
+	check.Equalf(t, n.server.Stats().Sessions.Load(), 1, "sessions (A8.9)")
 }
 
 // Answers that an endpoint sends in GSO batches arrive one by one and in order, before

@@ -241,9 +241,7 @@ func TestSpecification(t *testing.T) {
 		kind := kinds[kindName]
 		for _, network := range []string{"udp", "tcp"} {
 			m := l.ask(t, network, name, kind)
-			if got := text(&m); got != want {
-				t.Errorf("%s%s %s over %s\n got %s\nwant %s", rule, name, kind, network, got, want)
-			}
+			check.Textf(t, text(&m), want, "%s%s %s over %s", rule, name, kind, network)
 			ours := !strings.HasPrefix(want, "REFUSED")
 			check.Equalf(t, m.Authoritative, ours, "%s: authoritative", name)
 			// RFC 2308: an answer without the type has the SOA.

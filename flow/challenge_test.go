@@ -152,9 +152,7 @@ func TestForgedSYNsAreAnsweredSeldom(t *testing.T) {
 		check.Equalf(t, atomic.LoadUint64(&l.Asked)-atomic.LoadUint64(&l.Decided), 1, "upcalls wait")
 		w.read(w.upcalls, upcallShare, w.handle)
 		w.endRound()
-		if got := atomic.LoadUint64(&l.Asked) - atomic.LoadUint64(&l.Decided); got != 0 {
-			t.Errorf("%d upcalls wait, want none", got)
-		}
+		check.Equalf(t, atomic.LoadUint64(&l.Asked)-atomic.LoadUint64(&l.Decided), 0, "upcalls that wait")
 		if len(w.challenged) != 1 || !waits() {
 			t.Errorf("%+v, the next SYN waits: %t", w.challenged, waits())
 			return

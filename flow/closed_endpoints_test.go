@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -49,9 +50,7 @@ func TestClosedEndpointsCostNoDatagram(t *testing.T) {
 			}
 		}
 		for what, times := range arrived {
-			if times != 1 {
-				t.Errorf("%s has arrived %d times", what, times)
-			}
+			check.Equalf(t, times, 1, "how often %s has arrived", what)
 		}
 		wait.True(t, "userspace knows all sessions", func() bool { return n.server.Stats().Open == sessions })
 	})

@@ -209,9 +209,7 @@ func (n *node) stop() {
 		}
 		for f := range port.Families {
 			for _, e := range port.Families[f].Endpoints {
-				if got := n.table.Counters(port.Name).Loads().Of(e.Addr).Open(); got != 0 {
-					n.t.Errorf("%s has %d connections after the stop", e.Addr, got)
-				}
+				check.Equalf(n.t, n.table.Counters(port.Name).Loads().Of(e.Addr).Open(), 0, "connections of %s after the stop", e.Addr)
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -81,9 +82,7 @@ func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
 						if said := ask(socket); said == hidden || !strings.HasPrefix(said, "b1:8080 ") {
 							t.Errorf("the node: %q, the client: %q", said, hidden)
 						}
-						if said := ask(c); said != hidden {
-							t.Errorf("the client: %q, before: %q", said, hidden)
-						}
+						check.Equalf(t, ask(c), hidden, "the client again")
 					}
 					_ = socket.Close()
 					_ = c.Close()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/test/bench/world"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -66,9 +67,7 @@ func TestNodeClientsBesideAClustersRules(t *testing.T) {
 		}
 		seen[f.Forward.Protocol]++
 	}
-	if want := fmt.Sprint(map[uint8]int{unix.IPPROTO_TCP: connections, unix.IPPROTO_UDP: connections}); fmt.Sprint(seen) != want {
-		t.Errorf("connection tracking has %v of each protocol, want %s", seen, want)
-	}
+	check.Equalf(t, fmt.Sprint(seen), fmt.Sprint(map[uint8]int{unix.IPPROTO_TCP: connections, unix.IPPROTO_UDP: connections}), "what connection tracking has of each protocol")
 	d := n.dialFrom("udp", lab.Node.IPv4, to)
 	n.say(d)
 	long := strings.Repeat("x", 5000)

@@ -395,9 +395,7 @@ func TestNodeClientsOfEndpointsBehindOtherLinks(t *testing.T) {
 							if network == "tcp" {
 								break
 							}
-							if again := n.say(c); again != said {
-								t.Errorf("%q after %q", again, said)
-							}
+							check.Equalf(t, n.say(c), said, "what it says again")
 						}
 						_ = c.Close()
 					}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -58,9 +59,7 @@ func TestRefusalFromAnotherAddressEndsTheSession(t *testing.T) {
 				if answered {
 					want = conntrack.EndpointGone
 				}
-				if r := n.taken()[0]; r.End != want {
-					t.Errorf("the session ended by %v, not by %v", r.End, want)
-				}
+				check.Equalf(t, n.taken()[0].End, want, "the session's end")
 			})
 		}
 	}

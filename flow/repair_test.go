@@ -82,9 +82,7 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 	for _, each := range list {
 		index := each.Attrs().Index
 		links := linksAt(index)
-		if len(links) != 1 {
-			t.Fatalf("%s: our links %v", each.Attrs().Name, links)
-		}
+		must.Equalf(t, len(links), 1, "%s: our links %v", each.Attrs().Name, links)
 		was[index] = links[0]
 		l := must.Get(link.NewFromID(links[0]))(t)
 		must.OK(t, errors.Join(l.Detach(), l.Close()))

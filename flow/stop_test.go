@@ -103,9 +103,7 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 			if stuck {
 				dropped = 1
 			}
-			if got := n.table.Stats().Dropped; got != uint64(dropped) {
-				t.Errorf("%d records were dropped, want %d", got, dropped)
-			}
+			check.Equalf(t, n.table.Stats().Dropped, uint64(dropped), "records that were dropped")
 		})
 	}
 }

@@ -307,9 +307,7 @@ func TestTableOfAProcessThatIsGone(t *testing.T) {
 	if said, err := lab.Client.Ask("tcp", vip4+":80"); err == nil {
 		t.Errorf("a new connection reaches %s", said)
 	}
-	if got := n.server.Stats().Decided; got != decided {
-		t.Errorf("the table has decided about %d connections", got-decided)
-	}
+	check.Equalf(t, n.server.Stats().Decided, decided, "connections that upcalls have decided about")
 	check.OKf(t, must.Err(netns.AskOn(held)), "an open connection")
 	n.onLoop(func() { (*beater)(n.server.worker).HandleTimer(nil) }) // for the end of the test
 	wait.True(t, "the table decides again", func() bool { return c.DecidesUntil > uint64(sys.Monotonic()) })
@@ -444,9 +442,7 @@ func TestOrigins(t *testing.T) {
 	}
 	for k, o := range got {
 		name := fmt.Sprintf("%s/%d", k.Addr.Addr(), k.Bits)
-		if want[name] != o {
-			t.Errorf("%s: %+v, want %+v", name, o, want[name])
-		}
+		check.Equalf(t, o, want[name], "%s", name)
 		delete(want, name)
 	}
 	if len(want) > 0 {

@@ -184,9 +184,7 @@ func (p *plane) want(lines ...string) {
 	p.t.Helper()
 	slices.Sort(lines)
 	got, want := dump(&p.steer.plan), strings.Join(append(lines, ""), "\n")
-	if got != want {
-		p.t.Errorf("the plan is\n%swant\n%s", got, want)
-	}
+	check.Textf(p.t, got, want, "the plan")
 }
 
 // calls returns what a protocol was told since the last time.

@@ -166,9 +166,7 @@ func TestResolve(t *testing.T) {
 			table := compile(t, tt.cfg, tt.svc)
 			dst := netip.MustParseAddrPort(tt.dst)
 			v := table.Resolve(service.TCP, client, dst)
-			if got := say(v); got != tt.want {
-				t.Errorf("got  %q\nwant %q", got, tt.want)
-			}
+			check.Equal(t, say(v), tt.want)
 			check.Equalf(t, v.Port == nil, v.Rule == RuleUnknownPort || v.Rule == RuleNotOurs, "port: %v", v.Port)
 			if got := table.Resolve(service.UDP, client, dst); got.Action == Accept {
 				t.Errorf("UDP, which the service does not have: %s", say(got))

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // TestReserveKeepsTheLimit: workers that reserve at the same time take exactly the
@@ -26,7 +28,5 @@ func TestReserveKeepsTheLimit(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := took.Load(); n != limit {
-		t.Errorf("%d were reserved, the limit is %d", n, limit)
-	}
+	check.Equalf(t, took.Load(), limit, "how many were reserved")
 }

@@ -111,9 +111,7 @@ func TestProbeOfAnEndpointThatResets(t *testing.T) {
 		_ = c.SetLinger(0)
 		_ = c.Close()
 	})
-	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != sys.ECONNRESET {
-		t.Errorf("Probe gives %v, want a reset", e)
-	}
+	check.Equalf(t, p.worker.Probe(&p.link, p.clientFD, p.upstream), sys.ECONNRESET, "what Probe says")
 	sys.Close(p.upstream)
 	got := make(chan string, 1)
 	other := backend(t, func(c *net.TCPConn) {

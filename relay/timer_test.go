@@ -162,9 +162,7 @@ func TestIdleLinkIsNotLookedAt(t *testing.T) {
 		p.elapse(100 * second)
 		before := p.socks[client].looks
 		p.elapse(3600 * second)
-		if n := p.socks[client].looks - before; n != 0 {
-			t.Fatalf("an idle link was looked at %d times", n)
-		}
+		must.Equalf(t, p.socks[client].looks-before, 0, "looks at an idle link")
 		p.peerSends(client, 1)
 		p.settle()
 		p.elapse(100 * second)

@@ -227,9 +227,7 @@ func TestSourceRanges(t *testing.T) {
 			p := only(t, snap)
 			check.Equalf(t, fmt.Sprint(p.Families[IPv4].SourceRanges), tt.v4, "IPv4")
 			check.Equalf(t, fmt.Sprint(p.Families[IPv6].SourceRanges), tt.v6, "IPv6")
-			if len(snap.Problems) != tt.problems {
-				t.Errorf("problems: %q", problemTexts(snap))
-			}
+			check.Equalf(t, len(snap.Problems), tt.problems, "problems: %q", problemTexts(snap))
 		})
 	}
 }

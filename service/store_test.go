@@ -69,9 +69,7 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	check.Equalf(t, s.Apply(services(same)), before, "A1.17 a service that differs in what does not matter gave another snapshot")
 	heartbeat := newNode("a", "172.16.0.1")
 	heartbeat.ResourceVersion, heartbeat.Status.Phase = "3", corev1.NodeRunning
-	if s.Apply(Change{Nodes: []*corev1.Node{heartbeat}}) != before {
-		t.Error("A1.17 a node that differs in what does not matter gave another snapshot")
-	}
+	check.Equalf(t, s.Apply(Change{Nodes: []*corev1.Node{heartbeat}}), before, "A1.17 the snapshot after a node that differs in what does not matter")
 	fresh := services(newService("new", "10.96.0.3"))
 	fresh.Deleted = deleted(KindService, "web").Deleted
 	fresh.Services = append(fresh.Services, web())
@@ -90,9 +88,7 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	if p == q || len(p.Families[IPv4].Endpoints) != 1 || len(q.Families[IPv4].Endpoints) != 2 {
 		t.Error("a changed slice must give another port and leave the old one alone")
 	}
-	if p.ID != q.ID {
-		t.Errorf("the ID changed from %d to %d", p.ID, q.ID)
-	}
+	check.Equalf(t, q.ID, p.ID, "the ID")
 }
 
 // TestProxyNameToggled: setting the label that assigns a service to another proxy
@@ -217,7 +213,7 @@ func TestConflicts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			check := func(snap *Snapshot) {
+			expect := func(snap *Snapshot) {
 				t.Helper()
 				var got string
 				if tt.at == "node:30000" {
@@ -231,11 +227,9 @@ func TestConflicts(t *testing.T) {
 				destinations(t, snap)
 			}
 			s := NewStore(StoreOptions{})
-			check(s.Apply(services(tt.list...)))
-			if s.Apply(services(tt.list...)) != s.Snapshot() {
-				t.Error("the same services again gave another snapshot")
-			}
-			check(s.Snapshot())
+			expect(s.Apply(services(tt.list...)))
+			check.Equalf(t, s.Apply(services(tt.list...)), s.Snapshot(), "the snapshot after the same services again")
+			expect(s.Snapshot())
 			for _, svc := range tt.list[:len(tt.list)-1] { // the remaining service owns everything
 				s.Apply(deleted(KindService, svc.Name))
 			}

@@ -192,9 +192,7 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 		got[r.Source]++
 	}
 	for s, count := range want {
-		if got[s] != 3*count {
-			t.Errorf("%d records say source %s, want %d", got[s], s, 3*count)
-		}
+		check.Equalf(t, got[s], 3*count, "records with source %s", s)
 	}
 	if lines := log.lines("clients' addresses"); len(lines) != 0 {
 		t.Errorf("log: %q", lines)

@@ -134,9 +134,7 @@ func TestQueueEnds(t *testing.T) {
 	waiting := n.dial("10.96.0.2:80")
 	n.queued(1)
 	n.apply(annotate(web("long", "10.96.0.2", first, second), "max-connections-per-endpoint", "1", "queue-timeout", "10m"))
-	if got := name(t, waiting); got != "b2:8080" {
-		t.Errorf("a new endpoint has room, and %s answers", got)
-	}
+	check.Equalf(t, name(t, waiting), "b2:8080", "who answers, and a new endpoint has room")
 	n.stop()
 	n.records.Ended(t, map[conntrack.End]int{conntrack.LimitReached: 1, conntrack.Shutdown: 3})
 }

@@ -196,9 +196,7 @@ func TestPortsUnderPressure(t *testing.T) {
 		t.Fatalf("port %d of a range that is reserved as a whole", port)
 	}
 	keep[1001/64] &^= 1 << (1001 % 64)
-	if port := lp.choose(); port != 1001 {
-		t.Fatalf("port %d, want the one that is not reserved", port)
-	}
+	must.Equalf(t, lp.choose(), 1001, "the port that is not reserved")
 	now := int64(1e12)
 	if lp.crowded(now) {
 		t.Fatal("crowded with none")

@@ -69,9 +69,7 @@ func TestHosts(t *testing.T) {
 			if host == "" { // net/http sends the URL's host then
 				continue
 			}
-			if got := resp.StatusCode == http.StatusOK; got != want {
-				t.Errorf("%s at the name %q: %s, want allowed %v", path, host, resp.Status, want)
-			}
+			check.Equalf(t, resp.StatusCode == http.StatusOK, want, "%s at the name %q: %s: allowed", path, host, resp.Status)
 		}
 	}
 	for _, name := range []string{"", "a:80", "*.example.com", "http://a", "a b"} {

@@ -42,8 +42,8 @@ func readMistakes(t *testing.T) (list []mistake) {
 	return list
 }
 
-// check runs sluice check in a directory, and returns its output.
-func check(t *testing.T, dir string, args ...string) (string, error) {
+// checked runs sluice check in a directory, and returns its output.
+func checked(t *testing.T, dir string, args ...string) (string, error) {
 	t.Helper()
 	t.Chdir(dir)
 	out, _, err := runCommand("", append([]string{"check"}, args...)...)
@@ -63,7 +63,7 @@ func TestCheck(t *testing.T) {
 			for file, text := range m.files {
 				must.OK(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 			}
-			out, err := check(t, dir, ".")
+			out, err := checked(t, dir, ".")
 			all.WriteString(out)
 			if right := m.name == "right"; right != (err == nil) || !right && !errors.Is(err, errReported) {
 				t.Errorf("it ended with %v\n%s", err, out)
@@ -93,21 +93,21 @@ func TestCheckOutput(t *testing.T) {
 	write := func(name, text string) {
 		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if _, err := check(t, dir, dir); err == nil || !strings.Contains(err.Error(), "there are no manifests") {
+	if _, err := checked(t, dir, dir); err == nil || !strings.Contains(err.Error(), "there are no manifests") {
 		t.Errorf("an empty directory: %v", err)
 	}
-	if _, err := check(t, dir, "none.yaml"); err == nil || errors.Is(err, errReported) {
+	if _, err := checked(t, dir, "none.yaml"); err == nil || errors.Is(err, errReported) {
 		t.Errorf("a file that does not exist: %v", err)
 	}
 	write("web.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: 80}]}\n")
-	if out, err := check(t, dir, "web.yaml"); !errors.Is(err, errReported) || !strings.Contains(out, "files 1, Services 1, errors 0, warnings 1") {
+	if out, err := checked(t, dir, "web.yaml"); !errors.Is(err, errReported) || !strings.Contains(out, "files 1, Services 1, errors 0, warnings 1") {
 		t.Errorf("a warning: %v\n%s", err, out)
 	}
-	if _, err := check(t, dir, "--fail-on=error", "web.yaml"); err != nil {
+	if _, err := checked(t, dir, "--fail-on=error", "web.yaml"); err != nil {
 		t.Errorf("a warning is taken for an error: %v", err)
 	}
 	write("api.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: api}\nspec: {ports: [{port: 0}]}\n")
-	out, err := check(t, dir, "--fail-on=error", "-o", "json", "web.yaml", "api.yaml")
+	out, err := checked(t, dir, "--fail-on=error", "-o", "json", "web.yaml", "api.yaml")
 	if !errors.Is(err, errReported) {
 		t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -122,9 +123,7 @@ func TestFlagsAreGivenAgain(t *testing.T) {
 	want := values(first, nil)
 	got := values(newRunOptions(), first.given)
 	for name, value := range want {
-		if got[name] != value {
-			t.Errorf("--%s is %q again, and was %q", name, got[name], value)
-		}
+		check.Equalf(t, got[name], value, "--%s again", name)
 	}
 	if len(got) != len(want) || len(first.given) < 19 {
 		t.Errorf("%d flags and %d, %d of them given", len(got), len(want), len(first.given))

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -64,9 +65,7 @@ func TestExplainKnowsNodePortsAsRunDoes(t *testing.T) {
 		{"--metrics-bind-address 127.0.0.1:1 --workers 1 -v 2", primary, bound}, // no matter here
 	} {
 		for _, to := range strings.Fields(test.accept) {
-			if got := verdict(t, to, append(strings.Fields(test.args), nodeIP...)...); got != "accept" {
-				t.Errorf("%q: %s: %s, want accept", test.args, to, got)
-			}
+			check.Equalf(t, verdict(t, to, append(strings.Fields(test.args), nodeIP...)...), "accept", "%q: %s", test.args, to)
 		}
 		for _, to := range strings.Fields(test.none) {
 			if got := verdict(t, to, append(strings.Fields(test.args), nodeIP...)...); got == "accept" {
@@ -74,9 +73,7 @@ func TestExplainKnowsNodePortsAsRunDoes(t *testing.T) {
 			}
 		}
 	}
-	if got := verdict(t, bound, "--manifests", cluster, "--bind-address", "10.8.8.8"); got != "accept" {
-		t.Errorf("a node port on --bind-address: %s", got)
-	}
+	check.Equalf(t, verdict(t, bound, "--manifests", cluster, "--bind-address", "10.8.8.8"), "accept", "a node port on --bind-address")
 	if got := verdict(t, bound, "--manifests", cluster, "--config", writeFile(t, "bound.yaml", proxyConfig+"bindAddress: 10.8.8.8\n")); got != "accept" {
 		t.Errorf("a node port on the file's bindAddress: %s", got)
 	}
@@ -128,17 +125,13 @@ func TestExplainAsksTheAPIServerOnce(t *testing.T) {
 clusters: [{name: c, cluster: {server: "`+server.URL+`"}}], contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u}]}`)
 	config := writeFile(t, "config.yaml", proxyConfig+"mode: nftables\nclientConnection: {kubeconfig: "+kubeconfig+"}\n")
 	for _, args := range [][]string{{"--kubeconfig", kubeconfig}, {"--master", server.URL}, {"--config", config}} {
-		if got := verdict(t, "10.96.0.10:80", args...); got != "accept" {
-			t.Errorf("%q: %s", args, got)
-		}
+		check.Equalf(t, verdict(t, "10.96.0.10:80", args...), "accept", "%q", args)
 	}
 	if got := verdict(t, "127.0.0.1:30080", "--config", config); got == "accept" {
 		t.Errorf("a node port on loopback in nftables mode: %s", got)
 	}
 	// --manifests goes before the API server of the file, not before one of flags.
-	if got := verdict(t, "192.0.2.10:80", "--config", config, "--manifests", cluster); got != "drop" {
-		t.Errorf("--manifests beside --config: %s", got)
-	}
+	check.Equalf(t, verdict(t, "192.0.2.10:80", "--config", config, "--manifests", cluster), "drop", "--manifests beside --config")
 	if _, _, err := runCommand("", explainArgs("-f", "-", "--kubeconfig", kubeconfig)...); err == nil || !strings.Contains(err.Error(), "exclude each other") {
 		t.Errorf("--manifests beside --kubeconfig: %v", err)
 	}

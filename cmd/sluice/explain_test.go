@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -72,9 +73,7 @@ func compareGolden(t *testing.T, golden, got string) {
 		must.OK(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
 	want := must.Read(t, golden)
-	if got != string(want) {
-		t.Errorf("%s: got\n%s\nwant\n%s", filepath.Base(golden), got, want)
-	}
+	check.Textf(t, got, string(want), "%s", filepath.Base(golden))
 }
 
 // TestExplainJSON wants the form that docs/explain.md describes.

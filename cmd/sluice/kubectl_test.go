@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/execserver"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -231,9 +232,7 @@ func TestPluginName(t *testing.T) {
 		"/bin/sluice": "sluice", "kubectl-sluice": "kubectl sluice", "/home/me/.krew/bin/kubectl-sluice": "kubectl sluice", "kubectl_complete-sluice": "kubectl sluice",
 	} {
 		cmd, args := commandFor([]string{name, "conns"})
-		if got := cmd.DisplayName(); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
-		}
+		check.Equalf(t, cmd.DisplayName(), want, "%s", name)
 		completes := args[0] == cobra.ShellCompRequestCmd
 		if args[len(args)-1] != "conns" || completes != strings.Contains(name, "complete") {
 			t.Errorf("%s: %q", name, args)

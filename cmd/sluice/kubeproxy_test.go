@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -51,9 +52,7 @@ func TestKubeProxyFlagsAreAccepted(t *testing.T) {
 			given++
 		}
 	}
-	if given != len(meaningless) {
-		t.Errorf("%d flags without a meaning were given, of %d", given, len(meaningless))
-	}
+	check.Equalf(t, given, len(meaningless), "flags without a meaning that were given")
 	if o.cluster.minSyncPeriod != time.Second || o.oomScoreAdj != -999 || !o.profiling || !o.masqueradeAll {
 		t.Errorf("%+v", o)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -43,9 +44,7 @@ func TestCleanupTakesTheFlagsOfRun(t *testing.T) {
 	if err := cleanup.ParseFlags(append(strings.Fields("--redirect=bind --manifests=/nowhere --access-log off --nft-table=x -v 4"), kubeProxyFlags...)); err != nil {
 		t.Error(err)
 	}
-	if got := cleanup.Flags().Lookup("nft-table").Value.String(); got != "x" {
-		t.Errorf("--nft-table is %q", got)
-	}
+	check.Equalf(t, cleanup.Flags().Lookup("nft-table").Value.String(), "x", "--nft-table")
 	if run.Flags().Lookup("redirect").Hidden || !cleanup.Flags().Lookup("redirect").Hidden || cleanup.Flags().Lookup("nft-table").Hidden {
 		t.Error("the help lists the wrong flags")
 	}

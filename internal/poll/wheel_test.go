@@ -52,9 +52,7 @@ func TestWheelAgainstModel(t *testing.T) {
 					if a.Scheduled() {
 						t.Fatal("a timer that fires is still scheduled")
 					}
-					if model[a.id] != w.current {
-						t.Fatalf("fired at tick %d, due at %d", w.current, model[a.id])
-					}
+					must.Equalf(t, w.current, model[a.id], "the tick at which it fired")
 					delete(model, a.id)
 					fired = append(fired, a.id)
 					switch rng.IntN(4) {
@@ -115,9 +113,7 @@ func checkWheel(t *testing.T, w *wheel, alarms []alarm, model map[int]int64) {
 		}
 	}
 	next, ok := w.nextTick()
-	if ok != (len(dues) > 0) {
-		t.Fatalf("next tick known: %v, with %d timers", ok, len(dues))
-	}
+	must.Equalf(t, ok, len(dues) > 0, "next tick known, with %d timers", len(dues))
 	if ok && (next > slices.Min(dues) || next <= w.current) {
 		t.Fatalf("next tick %d, now %d, earliest timer %d", next, w.current, slices.Min(dues))
 	}

@@ -20,9 +20,7 @@ func TestText(t *testing.T) {
 		{"\u009b2J\u202eabc\u200b\u2028", `\u009b2J\u202eabc\u200b\u2028`},
 		{"a\xffb\ufffd", `a\xffb` + "\ufffd"},
 	} {
-		if got := Text(c[0]); got != c[1] {
-			t.Errorf("%q: %q, want %q", c[0], got, c[1])
-		}
+		check.Equalf(t, Text(c[0]), c[1], "%q", c[0])
 	}
 }
 

@@ -74,9 +74,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 		err := r.Apply(redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix(c.local))})
 		check.Error(t, err, c.want)
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "left behind")
 	check.OK(t, r.Close())
 	check.ErrorIsf(t, r.Apply(redirect.Plan{}), mode.ErrClosed, "after Close")
 }

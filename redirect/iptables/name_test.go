@@ -53,9 +53,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		}
 		check.OK(t, r.Close())
 		check.OK(t, must.Err(Cleanup(opts)))
-		if after := theirs(); after != before {
-			t.Errorf("before:\n%s\nafter:\n%s", before, after)
-		}
+		check.Textf(t, theirs(), before, "what is of others")
 		program1("iptables -t filter -D INPUT -p sctp -j " + taken)
 		program1("iptables -t filter -F " + taken)
 		program1("iptables -t filter -X " + taken)
@@ -63,8 +61,6 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 		again := newOne(t, lab.Node, opts)
 		apply(t, again, plan)
 		check.OK(t, again.Close())
-		if after := theirs(); after != before {
-			t.Errorf("beside ours, before:\n%s\nafter:\n%s", before, after)
-		}
+		check.Textf(t, theirs(), before, "what is of others, beside ours")
 	})
 }

@@ -105,9 +105,7 @@ func TestRemove(t *testing.T) {
 			if err != nil || !slices.Equal(removed, want) {
 				t.Errorf("%v: removed\n%s\nwant\n%s", err, strings.Join(removed, "\n"), strings.Join(want, "\n"))
 			}
-			if n := flows(); n != 1 {
-				t.Errorf("%d flows are tracked, want the one of others", n)
-			}
+			check.Equalf(t, flows(), 1, "flows that are tracked: the one of others")
 			left := run(t, lab.Node, "", program+"-save")
 			for _, rule := range []string{"-A PREROUTING -j THEIRS", "-A INPUT -j KUBE-FIREWALL", ":KUBE-KUBELET-CANARY", "-A KUBE-MARK-MASQ -j MARK"} {
 				if !strings.Contains(left, rule) {

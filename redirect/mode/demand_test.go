@@ -76,9 +76,7 @@ func TestDemandFollowsSockets(t *testing.T) {
 		must.Equalf(t, must.Get(m.Demand.Hold(client))(t), [2]uint16{10, 20}, "hold")
 	}
 	m.want(t, "with two", true)
-	if m.puts != 2 {
-		t.Errorf("%d changes of the kernel, want that of Apply and one for the first socket", m.puts)
-	}
+	check.Equalf(t, m.puts, 2, "changes of the kernel: that of Apply and one for the first socket")
 	m.apply(t, redirect.Plan{})
 	m.want(t, "with two, after another plan", true)
 	m.Demand.Release(client)
@@ -114,9 +112,7 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 			t.Errorf("hold: %v, want %v", err, m.fails)
 		}
 	}
-	if m.puts != 2 {
-		t.Errorf("%d changes were tried, want that of Apply and one more", m.puts)
-	}
+	check.Equalf(t, m.puts, 2, "changes that were tried: that of Apply and one more")
 	if _, err := m.Verify(); !errors.Is(err, m.fails) {
 		t.Errorf("verify: %v, want %v", err, m.fails)
 	}

@@ -177,7 +177,5 @@ func TestTheTableAfterOursMayBeAnothersReplyTable(t *testing.T) {
 	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, true)
 	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, false)
 	must.OK(t, must.Err(r.Remove()))
-	if after := dump(t, other); after != before {
-		t.Errorf("the other proxy's were\n%s\nand are\n%s", before, after)
-	}
+	check.Textf(t, dump(t, other), before, "the other proxy's")
 }

@@ -127,16 +127,12 @@ func TestRemoveLeavesTheNamespaceAsItWas(t *testing.T) {
 	}
 	apply(t, r, whole(), true)
 	apply(t, r, whole(), false)
-	if got := dump(t, r); got != wholeText {
-		t.Errorf("in force:\n%s\nwant:\n%s", got, wholeText)
-	}
+	check.Textf(t, dump(t, r), wholeText, "in force")
 	removed, err := r.Remove()
 	if slices.Sort(removed); err != nil || !slices.Equal(removed, sorted(wholeText)) {
 		t.Errorf("%v: removed:\n%s\nwant:\n%s", err, strings.Join(removed, "\n"), wholeText)
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "left behind")
 }
 
 func sorted(text string) []string {
@@ -254,9 +250,7 @@ func TestTablesAreSplitBeforeServicesAreServed(t *testing.T) {
 	if merged() {
 		t.Error("the tables are in one while a Service's address is local")
 	}
-	if got, want := dump(t, r), "route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1"; got != want {
-		t.Errorf("in force:\n%s\nwant:\n%s", got, want)
-	}
+	check.Textf(t, dump(t, r), "route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1", "in force")
 }
 
 // TestPortRulesAreAddedInOrder: the kernel keeps rules of one priority in the
@@ -336,9 +330,7 @@ func TestClashes(t *testing.T) {
 				}
 			}
 			must.OK(t, must.Err(r.Remove()))
-			if after := lab.Node.Dump(t); after != before {
-				t.Errorf("before:\n%s\nafter:\n%s", before, after)
-			}
+			check.Textf(t, lab.Node.Dump(t), before, "left behind")
 		})
 	}
 }

@@ -66,9 +66,7 @@ func TestFullConntrackTable(t *testing.T) {
 		o.Works(t, "the table is full")
 	}
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
-		if got := askUDP(t, from, "10.96.0.11:53"); got != "refused" {
-			t.Errorf("from %s: UDP: got %q, want a refusal", from.Name(), got)
-		}
+		check.Equalf(t, askUDP(t, from, "10.96.0.11:53"), "refused", "UDP from %s", from.Name())
 	}
 	for _, ip := range [][2]netip.Addr{{lab.Client.IPv4, b.IPv4}, {lab.Client.IPv6, b.IPv6}} {
 		c, err := dialAs(lab.Node, "tcp", netip.AddrPortFrom(ip[0], 10001), netip.AddrPortFrom(ip[1], 8080).String())

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 func TestExplain(t *testing.T) {
@@ -28,9 +29,7 @@ func TestExplain(t *testing.T) {
 		var missing *redirect.MissingError
 		switch {
 		case c.want == "":
-			if err != c.err {
-				t.Errorf("%v: became %v", c.err, err)
-			}
+			check.Equalf(t, err, c.err, "what %v became", c.err)
 		case !errors.As(err, &missing) || missing.Feature != c.want || !errors.Is(err, c.err):
 			t.Errorf("%v: got %v, want %s", c.err, err, c.want)
 		case c.text != "" && err.Error() != c.text:

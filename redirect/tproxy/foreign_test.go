@@ -140,16 +140,16 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			echo := b.EchoTCP(t, 8080)
 			b.EchoUDP(t, 53)
 			lab.Client.EchoTCP(t, 15001)
-			check := func() {
+			verify := func() {
 				must.OK(t, lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"))
 			}
 			if strict == "before" {
-				check()
+				verify()
 			}
 			r := newRedirector(t, lab.Node, Options{})
 			apply(t, r, steering.Plan())
 			if strict == "after" {
-				check()
+				verify()
 				if repaired, err := r.Verify(); repaired || err != nil {
 					t.Errorf("verify: %v, %v", repaired, err)
 				}
@@ -177,15 +177,11 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 					_ = c.Close()
 				}
 				c := must.Get(dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12000), netip.AddrPortFrom(ip[1], 53).String()))(t)
-				if got := exchangeUDP(c); got != "an answer" {
-					t.Errorf("UDP as %s: %s", ip[0], got)
-				}
+				check.Equalf(t, exchangeUDP(c), "an answer", "UDP as %s", ip[0])
 				_ = c.Close()
 				if strict == "" || ip[0].Is6() { // the check of sources does not let errors through
 					c = must.Get(dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String()))(t)
-					if got := exchangeUDP(c); got != "refused" {
-						t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
-					}
+					check.Equalf(t, exchangeUDP(c), "refused", "UDP as %s to a closed port", ip[0])
 					_ = c.Close()
 				}
 				// Directly: by ports that the kernel gives, which never are ours,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -36,9 +37,7 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 		if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
 			t.Errorf("sets %q: cleanup: %q, %v", sets, removed, err)
 		}
-		if after := lab.Node.Dump(t); after != before {
-			t.Errorf("sets %q: before:\n%s\nafter:\n%s", sets, before, after)
-		}
+		check.Textf(t, lab.Node.Dump(t), before, "sets %q: left behind", sets)
 		conn.DelTable(table)
 		must.OK(t, conn.Flush())
 	}
@@ -61,7 +60,5 @@ func TestProbeRemovesNobodysTable(t *testing.T) {
 	before := lab.Node.Dump(t)
 	r := must.Get(New(Options{Routes: route.Options{NetNS: lab.Node.FD()}}))(t)
 	must.OK(t, r.Close())
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "left behind")
 }

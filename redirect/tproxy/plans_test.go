@@ -303,9 +303,7 @@ func TestRefusesAtOnce(t *testing.T) {
 		start := time.Now()
 		apply(t, r, without)
 		took = append(took, time.Since(start))
-		if got := steering.Reach(t, lab.Client, web, ""); got != "refused" {
-			t.Fatalf("got %q, want a refusal", got)
-		}
+		must.Equal(t, steering.Reach(t, lab.Client, web, ""), "refused")
 		apply(t, r, with)
 	}
 	slices.Sort(took)

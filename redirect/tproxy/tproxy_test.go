@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -46,9 +47,7 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 			steering.Expect(t, from, tcp(to), steering.Silence)
 		}
 		for _, to := range []string{"10.96.0.11:53", "[fd01::11]:53", "10.96.0.10:53", "[fd01::10]:53"} {
-			if got := askUDP(t, from, to); got != "refused" {
-				t.Errorf("from %s to UDP %s: got %q, want a refusal", from.Name(), to, got)
-			}
+			check.Equalf(t, askUDP(t, from, to), "refused", "from %s to UDP %s", from.Name(), to)
 		}
 	}
 }

@@ -148,9 +148,7 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	}
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, steering.Plan(steering.Steer(f, web)))
-	if got := source(); got != "10.1.0.1" {
-		t.Errorf("source %s, want the first global address", got)
-	}
+	check.Equalf(t, source(), "10.1.0.1", "the source, which is the first global address")
 	must.OK(t, lab.Node.AddAddr("client", netip.MustParsePrefix("10.5.0.1/24")))
 	link := must.Get(lab.Node.Netlink().LinkByName("client"))(t)
 	addr := must.Get(netlink.ParseAddr("10.1.0.1/24"))(t)
@@ -158,16 +156,12 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	if repaired, err := r.Verify(); repaired || err != nil { // nobody changed anything of ours
 		t.Errorf("the address is gone: repaired %v, %v", repaired, err)
 	}
-	if got := source(); got != "10.5.0.1" {
-		t.Errorf("source %s, want the address that is left", got)
-	}
+	check.Equalf(t, source(), "10.5.0.1", "the source, which is the address that is left")
 	must.OK(t, r.Close())
 	must.OK(t, lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")))
 	asked := newRedirector(t, lab.Node, Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}})
 	apply(t, asked, steering.Plan(steering.Steer(f, web)))
-	if got := source(); got != "10.0.0.1" {
-		t.Errorf("source %s, want the one that was asked for", got)
-	}
+	check.Equalf(t, source(), "10.0.0.1", "the source, which was asked for")
 	wrong := Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Table: "wrong"}
 	check.ErrorIsf(t, newRedirector(t, lab.Node, wrong).Apply(steering.Plan()), syscall.EINVAL, "an address that the node does not have")
 }

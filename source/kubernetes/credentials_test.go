@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -104,9 +105,7 @@ func TestTokenGoesToItsServerAlone(t *testing.T) {
 	run(plain.URL, "", nil, asked)
 	requests.Store(0)
 	run(server.URL, plain.URL, nil, asked)
-	if n := tokens.Load(); n != 0 {
-		t.Errorf("a server of another CA, or without TLS, got the token %d times", n)
-	}
+	check.Equalf(t, tokens.Load(), 0, "how often a server of another CA, or without TLS, got the token")
 	run(server.URL, "", right, func(string) error {
 		if tokens.Load() == 0 {
 			return errors.New("the token has not come")

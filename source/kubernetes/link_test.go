@@ -33,9 +33,7 @@ func TestAttemptsTellOfALostServer(t *testing.T) {
 		t.Errorf("with a server: %v, %+v", err, l.stats())
 	}
 	for _, text := range []string{"cannot be reached", "is reached again"} {
-		if n := strings.Count(log.String(), text); n != 1 {
-			t.Errorf("%q is said %d times", text, n)
-		}
+		check.Equalf(t, strings.Count(log.String(), text), 1, "how often %q is said", text)
 	}
 }
 
@@ -66,9 +64,7 @@ func TestRefusalsThatPassAreNotSaid(t *testing.T) {
 	refuse()
 	refuse()
 	said(true)
-	if n := strings.Count(log.String(), "does not show us"); n != 1 {
-		t.Errorf("said %d times", n)
-	}
+	check.Equalf(t, strings.Count(log.String(), "does not show us"), 1, "how often it is said")
 
 	// The rights to watch and to list are missed in turn; each is said once.
 	watching := apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("watch"))
@@ -76,9 +72,7 @@ func TestRefusalsThatPassAreNotSaid(t *testing.T) {
 		refuse()
 		_ = l.answered(ctx, "services", watching)
 	}
-	if n := strings.Count(log.String(), "does not show us"); n != 2 {
-		t.Errorf("two refusals in turn are said %d times", n)
-	}
+	check.Equalf(t, strings.Count(log.String(), "does not show us"), 2, "how often two refusals in turn are said")
 
 	first := newLink(zerolog.New(log), "server")
 	_ = first.answered(ctx, "nodes", forbidden)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -81,18 +82,10 @@ func TestTrimKeepsWhatTheModelReads(t *testing.T) {
 	options := service.StoreOptions{NodeName: "a"}
 	want, got := service.NewStore(options).Apply(whole), service.NewStore(options).Apply(trimmed)
 	export := cmp.Exporter(func(reflect.Type) bool { return true })
-	if d := cmp.Diff(want.Ports, got.Ports, export); d != "" {
-		t.Errorf("service ports (-whole +trimmed):\n%s", d)
-	}
-	if d := cmp.Diff(want.Node, got.Node, export); d != "" {
-		t.Errorf("node (-whole +trimmed):\n%s", d)
-	}
-	if d := cmp.Diff(want.Problems, got.Problems); d != "" {
-		t.Errorf("problems (-whole +trimmed):\n%s", d)
-	}
-	if d := cmp.Diff(want.ServiceCIDRs, got.ServiceCIDRs, export); d != "" {
-		t.Errorf("ServiceCIDRs (-whole +trimmed):\n%s", d)
-	}
+	check.Textf(t, cmp.Diff(want.Ports, got.Ports, export), "", "service ports (-whole +trimmed)")
+	check.Textf(t, cmp.Diff(want.Node, got.Node, export), "", "node (-whole +trimmed)")
+	check.Textf(t, cmp.Diff(want.Problems, got.Problems), "", "problems (-whole +trimmed)")
+	check.Textf(t, cmp.Diff(want.ServiceCIDRs, got.ServiceCIDRs, export), "", "ServiceCIDRs (-whole +trimmed)")
 	found := 0
 	for _, p := range want.Ports {
 		found += len(p.Families[service.IPv4].Endpoints)

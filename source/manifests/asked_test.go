@@ -117,9 +117,7 @@ func TestSlicesGoBeforeAsked(t *testing.T) {
 	slice := "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints: [{addresses: [10.1.0.1]}]\n"
 	for _, step := range []struct{ slice, want string }{{"", "127.0.0.1:3000"}, {slice, "10.1.0.1:8080"}, {"", "127.0.0.1:3000"}} {
 		got := strings.Join(served(serve(t, c, store, map[string]string{"a.yaml": web, "b.yaml": step.slice})), "; ")
-		if got != "shop/web 10.96.0.1:80 -> "+step.want {
-			t.Errorf("%s, want %s", got, step.want)
-		}
+		check.Equal(t, got, "shop/web 10.96.0.1:80 -> "+step.want)
 	}
 	if got := served(serve(t, c, store, map[string]string{"a.yaml": ""})); len(got) > 0 || len(c.mirrored) > 0 {
 		t.Errorf("left: %v %v", got, c.mirrored)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -22,9 +23,7 @@ func golden(t *testing.T, file, got string) {
 		must.OK(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want := must.Read(t, file)
-	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", file, d)
-	}
+	check.Textf(t, cmp.Diff(string(want), got), "", "%s (-want +got); -update writes it anew", file)
 }
 
 const samples = "../../test/manifests"

@@ -49,9 +49,7 @@ spec:
 		got += fmt.Sprintf(" %s:%d/%s->%s", p.Name, p.Port, p.Protocol, p.TargetPort.String())
 	}
 	const want = "default ClusterIP 10.96.0.1 [10.96.0.1 fd00::1] 10800 Cluster a:80/TCP->80 b:81/UDP->http"
-	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	check.Textf(t, got, want, "decoded")
 }
 
 func TestEndpointSliceDefaults(t *testing.T) {
@@ -227,9 +225,7 @@ func TestLimits(t *testing.T) {
 		if len(findings) > 0 {
 			got = findings[0].String()
 		}
-		if got != tt.want {
-			t.Errorf("got  %s\nwant %s", got, tt.want)
-		}
+		check.Textf(t, got, tt.want, "decoded")
 	}
 }
 

@@ -92,9 +92,7 @@ func TestDirectoriesBehindSymlinksAreBounded(t *testing.T) {
 	b.has("Service default/z", "10.96.0.1")
 	b.logs("a-root: is a symlink to a directory that it is in itself")
 	b.logs(fmt.Sprintf("or %d behind symlinks", maxLinkedDirs))
-	if n := b.count("this one and those that follow are passed over"); n != 1 {
-		t.Errorf("told %d times", n)
-	}
+	check.Equalf(t, b.count("this one and those that follow are passed over"), 1, "how often it is told")
 	mu.Lock()
 	defer mu.Unlock()
 	if len(watched) > maxLinkedDirs+10 {

@@ -73,9 +73,7 @@ func TestOnlyWhatDiffersIsInTheChange(t *testing.T) {
 	b.settled()
 	for _, c := range b.changes[1:] {
 		for _, s := range c.Services {
-			if s.Name != "zz-settled" {
-				t.Errorf("%s is in a change and did not change", s.Name)
-			}
+			check.Equalf(t, s.Name, "zz-settled", "the change's Service, as no other changed")
 		}
 		if len(c.EndpointSlices) > 0 || len(c.Deleted) > 1 {
 			t.Errorf("too much changed: %v", c)
@@ -113,9 +111,7 @@ func TestBrokenFileKeepsItsLastGoodContent(t *testing.T) {
 	// The same content again is not told again; another is.
 	write(t, name, svc("a", "10.96.0.300"))
 	b.settled()
-	if n := b.count("a.yaml:6"); n != 1 {
-		t.Errorf("told %d times", n)
-	}
+	check.Equalf(t, b.count("a.yaml:6"), 1, "how often it is told")
 	write(t, name, "apiVersion: v1\n kind: Service\n")
 	b.logs("a.yaml:2: not valid YAML")
 
@@ -364,9 +360,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 	b.logs("was-good.yaml: cannot be read")
 	b.settled()
 	b.settled()
-	if n := b.count("dangling.yaml"); n != 1 {
-		t.Errorf("told %d times", n)
-	}
+	check.Equalf(t, b.count("dangling.yaml"), 1, "how often it is told")
 	s := b.w.Stats()
 	if s.Files != 7 || s.FilesInError != 5 {
 		t.Errorf("stats: %+v", s)

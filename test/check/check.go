@@ -58,6 +58,14 @@ func EqualSlicesf[S ~[]E, E comparable](t testing.TB, got, want S, format string
 	}
 }
 
+// Textf fails the test unless a text of several lines is the one that it wants, and says of what.
+func Textf(t testing.TB, got, want, format string, args ...any) {
+	if got != want {
+		t.Helper()
+		t.Errorf("%s: got\n%s\nwant\n%s", fmt.Sprintf(format, args...), got, want)
+	}
+}
+
 // Containsf fails the test unless a text contains another one, and says of what.
 func Containsf(t testing.TB, got, want, format string, args ...any) {
 	if !strings.Contains(got, want) {

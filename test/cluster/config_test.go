@@ -34,9 +34,7 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 		}
 		return config
 	}
-	if d := cmp.Diff(written(program(t, "kube-proxy")), written(os.Getenv("SLUICE_BIN"), "run")); d != "" {
-		t.Errorf("the default configuration (-kube-proxy +sluice):\n%s", d)
-	}
+	check.Textf(t, cmp.Diff(written(program(t, "kube-proxy")), written(os.Getenv("SLUICE_BIN"), "run")), "", "the default configuration (-kube-proxy +sluice)")
 }
 
 // testKubeProxysConfiguration runs the program in place of the image and the

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -139,9 +140,7 @@ func (s *steady) finish(want string) {
 	if err := errors.Join(s.errors...); err != nil {
 		s.w.t.Errorf("%s: %v", s.address, err)
 	}
-	if got := s.names(); got != want {
-		s.w.t.Errorf("%s: new connections were served by %q, one after the other, want %q", s.address, got, want)
-	}
+	check.Equalf(s.w.t, s.names(), want, "%s: new connections were served, one after the other, by", s.address)
 	s.w.t.Logf("%s: %d new connections", s.address, s.attempts)
 }
 

@@ -49,9 +49,7 @@ func TestAffinityHoldsAndMoves(t *testing.T) {
 				}
 				return err
 			})
-			if again := sameFifteenTimes(t, lab.Client, target); again != second {
-				t.Errorf("it moved to %s and then to %s", second, again)
-			}
+			check.Equalf(t, sameFifteenTimes(t, lab.Client, target), second, "where it moved")
 			// Another client has its own pin. The other family is another address
 			// of the same client, so it has another key (A5.1).
 			check.OK(t, must.Err(lab.Node.Ask("tcp", target)))
@@ -78,9 +76,7 @@ func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
 		if first == "" {
 			first = name
 		}
-		if name != first {
-			t.Fatalf("connection %d went to %s, the first to %s", i+1, name, first)
-		}
+		must.Equalf(t, name, first, "where connection %d went", i+1)
 	}
 	return first
 }

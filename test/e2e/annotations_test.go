@@ -117,9 +117,7 @@ func playAnnotations(t *testing.T, path string) {
 			}
 		}
 	}
-	if failed != 1 {
-		t.Errorf("dial-timeouts: %d attempts failed, want 1: %+v", failed, of("hole"))
-	}
+	check.Equalf(t, failed, 1, "dial-timeouts: failed attempts of %+v", of("hole"))
 	const patience = 20 * time.Second // the defaults are longer
 	for name, end := range map[string]string{"half": "idle", "udp-quiet": "idle", "udp-once": "responses"} {
 		for _, r := range of(name) {
@@ -211,9 +209,7 @@ func TestAnnotationsHaveTests(t *testing.T) {
 			t.Errorf("%s: its test %q does not exist", row[1], name)
 		}
 	}
-	if len(rows) != len(annotationTests) {
-		t.Errorf("%d annotations have a row, %d a test", len(rows), len(annotationTests))
-	}
+	check.Equalf(t, len(rows), len(annotationTests), "annotations that have a row")
 }
 
 // awaitTold waits until sluice explain says something of a connection to a Service.

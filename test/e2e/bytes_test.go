@@ -75,9 +75,7 @@ func playTalks(t *testing.T, splice string) {
 
 	// Each talk's record must agree with its script.
 	records := p.records()
-	if len(records) != warmUp+count {
-		t.Errorf("%d records of %d connections", len(records), warmUp+count)
-	}
+	check.Equalf(t, len(records), warmUp+count, "records")
 	// Ports are reused, so some talks have the same client address.
 	byClient := map[netip.AddrPort][]record{}
 	for _, r := range records {

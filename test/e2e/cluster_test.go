@@ -214,8 +214,6 @@ func (p *proxy) explain(t *testing.T, node []netip.Addr, questions []question, f
 		must.OKf(t, json.Unmarshal(lines.Bytes(), &a), "explain said %q", lines.Text())
 		answers = append(answers, a)
 	}
-	if len(answers) != len(questions) {
-		t.Fatalf("explain gave %d answers to %d questions", len(answers), len(questions))
-	}
+	must.Equalf(t, len(answers), len(questions), "answers of explain")
 	return answers
 }

@@ -41,7 +41,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	for _, to := range slices.Concat(web.at(nodePort), web.at(otherNodePort), api.at(ownExternalIP)) {
 		held[to] = true
 	}
-	check := func(held map[netip.AddrPort]bool) error {
+	answers := func(held map[netip.AddrPort]bool) error {
 		for _, o := range w.services {
 			for _, kind := range kinds {
 				for _, to := range o.at(kind) {
@@ -62,7 +62,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 		}
 		return nil
 	}
-	if err := check(held); err != nil {
+	if err := answers(held); err != nil {
 		t.Error(err)
 	}
 	if values, err := p.metrics(); err != nil || values[metricConflicts] < float64(len(held)) {
@@ -78,7 +78,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	// A change of the Service does not wait for its port.
 	web.endpoints = web.endpoints[:1]
 	p.settled(func() { p.put(web) })
-	if err := check(held); err != nil {
+	if err := answers(held); err != nil {
 		t.Errorf("after a change: %v", err)
 	}
 
@@ -90,7 +90,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	wait.For(t, "the ports are served once they are free", startTimeout, func() error {
 		busy.endpoints = both[:1+len(both)-len(busy.endpoints)]
 		p.put(busy)
-		return check(nil)
+		return answers(nil)
 	})
 	p.awaitMetrics("the metric says so", func(m map[string]float64) bool { return m[metricConflicts] == 0 })
 	if out, err := w.Node.Command(t, built(t), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), "all is in force") || !strings.Contains(string(out), "data path") {
@@ -103,9 +103,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 		t.Error("another program could take a node port that is served")
 	}
 	p.stop()
-	if said := strings.Count(p.stderr.String(), "is not served"); said != 2 {
-		t.Errorf("the log says %d times that something is not served, want once for each port", said)
-	}
+	check.Equalf(t, strings.Count(p.stderr.String(), "is not served"), 2, "how often the log says that a port is not served")
 }
 
 // healthy expects /healthz and /livez to answer 200.

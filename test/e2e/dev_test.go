@@ -187,15 +187,11 @@ func TestDevServesACommand(t *testing.T) {
 					lines.WriteString(line)
 				}
 			}
-			if lines.String() != newcomerSays {
-				t.Errorf("got\n%swant\n%s\n%s", lines.String(), newcomerSays, log.String())
-			}
+			check.Textf(t, lines.String(), newcomerSays, "%s\nits lines", &log)
 			if records < 5 { // 4, and those after the edit
 				t.Errorf("%d records of 5 connections at least:\n%s", records, said.String())
 			}
-			if after := machineState(t, machine); after != before {
-				t.Errorf("it has left\n%s\nbefore:\n%s", after, before)
-			}
+			check.Textf(t, machineState(t, machine), before, "it has left")
 			if left, _ := os.ReadDir(temp); len(left) > 0 {
 				t.Errorf("it has left %v", left)
 			}

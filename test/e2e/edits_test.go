@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -181,9 +182,7 @@ func (w *world) meets(t *testing.T, e edit, targets map[string][]netip.AddrPort)
 			continue
 		}
 		for _, to := range list {
-			if got := w.clients[2].dial(to, w.nodeAddrs, startTimeout); servedBy(got) != want {
-				t.Errorf("after %s: %s %s: %s, want %s", e.name, kind, to, got, want)
-			}
+			check.Equalf(t, servedBy(w.clients[2].dial(to, w.nodeAddrs, startTimeout)), want, "after %s: %s %s", e.name, kind, to)
 		}
 	}
 }

@@ -181,9 +181,7 @@ func TestClientsForceNothingPastRules(t *testing.T) {
 				t.Logf("%s: a client is served by %s over %s", style.Name, w.name, w.network)
 			}
 		}
-		if want := documented[style.Name+", "+deny.Name]["what a client can force"]; got != want {
-			t.Errorf("%s: %s, docs/network-policy.md says %q", style.Name, got, want)
-		}
+		check.Equalf(t, got, documented[style.Name+", "+deny.Name]["what a client can force"], "%s, as docs/network-policy.md says", style.Name)
 		// The node's own clients are judged by no such rules.
 		check.OKf(t, must.Err(c.Node.Ask("tcp", to[0].String())), "%s: a client on the node", style.Name)
 		unload()

@@ -183,9 +183,7 @@ func playCleanup(t *testing.T, m mode) {
 				t.Fatalf("cleanup: %v\n%s", err, out)
 			}
 		}
-		if diff := changes(before, kernelState(t, lab)); diff != "" {
-			t.Errorf("%s left:\n%s", end, diff)
-		}
+		check.Textf(t, changes(before, kernelState(t, lab)), "", "%s left", end)
 	}
 	if out, err := sluice(t, lab, "cleanup"); err != nil {
 		t.Errorf("cleanup with nothing to clean: %v\n%s", err, out)
@@ -248,9 +246,7 @@ func playTakeOver(t *testing.T, m mode) {
 		check.OKf(t, everRefused(lab.Client, address), "%s, which the killed proxy served", address)
 	}
 	p.stop()
-	if diff := changes(before, kernelState(t, lab)); diff != "" {
-		t.Errorf("left:\n%s", diff)
-	}
+	check.Textf(t, changes(before, kernelState(t, lab)), "", "left")
 }
 
 // TestSecondRunReportsTheFirstAndExits also expects the first proxy to be
@@ -273,9 +269,7 @@ func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 		if out, err := sluice(t, lab, "cleanup"); err == nil {
 			t.Errorf("%s: cleanup took the running proxy's state away:\n%s", round, out)
 		}
-		if diff := changes(during, kernelState(t, lab)); diff != "" {
-			t.Errorf("%s: the kernel's state changed:\n%s", round, diff)
-		}
+		check.Textf(t, changes(during, kernelState(t, lab)), "", "%s: changes of the kernel's state", round)
 		check.OKf(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])), "%s", round)
 		if round == "while the first runs" {
 			first.kill()
@@ -327,9 +321,7 @@ func playRepair(t *testing.T, m mode) {
 	}
 	alive(t, held)
 	p.stop()
-	if diff := changes(before, kernelState(t, lab)); diff != "" {
-		t.Errorf("left:\n%s", diff)
-	}
+	check.Textf(t, changes(before, kernelState(t, lab)), "", "left")
 }
 
 // repairTimeout is the time within which the proxy must check its kernel state

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netpolicy"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -74,9 +75,7 @@ func TestConnectionTrackingIsKept(t *testing.T) {
 					if w.reached(2*i+1, want == "holds") {
 						got = "holds"
 					}
-					if got != want {
-						t.Errorf("%s: %s, docs/network-policy.md says %q", s.Name, got, want)
-					}
+					check.Equalf(t, got, want, "%s, as docs/network-policy.md says", s.Name)
 					unload()
 				}
 				if says := p.stderr.Contains("--conntrack=bypass has no effect"); says != (choice == "bypass" && m.lacks(untracked)) {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -164,9 +165,7 @@ func losePeers(t *testing.T, side, how string) {
 	})
 	t.Logf("given up within %v", time.Since(gone))
 	for _, r := range records {
-		if r.End != side+"_timeout" {
-			t.Errorf("%s to %s: %s, want %s_timeout", r.Client, r.VIP, r.End, side)
-		}
+		check.Equalf(t, r.End, side+"_timeout", "%s to %s", r.Client, r.VIP)
 	}
 }
 

@@ -87,9 +87,7 @@ func TestRecordHasAllFields(t *testing.T) {
 	got := fmt.Sprintln(r.Protocol, r.Client, r.VIP, r.VIPKind, r.Service, r.Endpoint, r.Pod, r.Node, r.Zone, r.Affinity, r.Attempts, len(r.Failed), r.BytesUp, r.BytesDown, r.End)
 	want := fmt.Sprintln("TCP", v.client, vip4+":80", "ClusterIP", "default/web:http", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080),
 		"default/web-1", "backend", "zone-a", "none", 1, 0, uint64(len("knock knock\n")), uint64(len("b1:8080\nknock knock\n")), "client_fin")
-	if got != want {
-		t.Errorf("got  %swant %s", got, want)
-	}
+	check.Textf(t, got, want, "the line")
 	if r.ConnectUS == nil || r.FirstByteUS == nil || *r.ConnectUS <= 0 || *r.FirstByteUS < *r.ConnectUS || r.DurationUS < *r.FirstByteUS {
 		t.Errorf("times do not follow each other: connect %v, first byte %v, duration %v", r.ConnectUS, r.FirstByteUS, r.DurationUS)
 	}
@@ -210,9 +208,7 @@ func TestDemo(t *testing.T) {
 	if m := last.FindStringSubmatch(lines[len(lines)-1]); m == nil || m[1] == "0" || m[2] == "0" || m[3] == "0" {
 		t.Errorf("the last line is %q", lines[len(lines)-1])
 	}
-	if diff := changes(before, kernelState(t, lab)); diff != "" {
-		t.Errorf("left:\n%s", diff)
-	}
+	check.Textf(t, changes(before, kernelState(t, lab)), "", "left")
 }
 
 // TestWrongFlagsNameTheRightOnes also expects that nothing was started.

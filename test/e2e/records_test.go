@@ -171,9 +171,7 @@ func TestRecordJoinsTheEndpointsLog(t *testing.T) {
 				}
 				p.stop()
 				for _, r := range p.records() {
-					if want := seen[talk{r.Client, r.VIP}]; r.SourceAddress.String() != want {
-						t.Errorf("%s to %s of %s: the record says that it came from %s, the endpoint saw %s", r.Client, r.VIP, r.Service, r.SourceAddress, want)
-					}
+					check.Equalf(t, r.SourceAddress.String(), seen[talk{r.Client, r.VIP}], "%s to %s of %s: whom the record names, as the endpoint saw it", r.Client, r.VIP, r.Service)
 					delete(seen, talk{r.Client, r.VIP})
 				}
 				check.Equalf(t, len(seen), 0, "connections without a record")

@@ -70,8 +70,6 @@ func TestSCTPWithoutAKernelThatHasIt(t *testing.T) {
 	}
 	const says = "SCTP ports refuse: clients on this node itself"
 	p.awaitLog(says)
-	if n := strings.Count(p.stderr.String(), says); n != 1 {
-		t.Errorf("the log says %d times: %q", n, says)
-	}
+	check.Equalf(t, strings.Count(p.stderr.String(), says), 1, "how often the log says %q", says)
 	check.Equalf(t, must.Get(p.metrics())(t)["sluice_sctp_ports_missing"], 2, "sluice_sctp_ports_missing is")
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -54,9 +55,7 @@ func TestEveryRuleIsShown(t *testing.T) {
 			}
 		}
 	}
-	if len(rows) != total {
-		t.Errorf("docs/semantics.md has %d rules of %d", len(rows), total)
-	}
+	check.Equalf(t, len(rows), total, "rules that docs/semantics.md has")
 }
 
 // carries tells whether a test names a rule: "A3.5", or TestA3_5Name.

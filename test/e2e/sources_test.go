@@ -140,9 +140,7 @@ func (w *world) sight(t *testing.T, m mode) {
 	for _, r := range p.records() {
 		if source, ok := seen[way{r.Client, r.VIP}]; ok {
 			compared++
-			if r.Source != source {
-				t.Errorf("%s to %s of %s: the record's source is %q, the endpoint saw %q", r.Client, r.VIP, r.Service, r.Source, source)
-			}
+			check.Equalf(t, r.Source, source, "%s to %s of %s: the record's source, as the endpoint saw it", r.Client, r.VIP, r.Service)
 		}
 	}
 	t.Logf("%d connections of %d kinds, %d records compared", len(met), len(list), compared)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -103,9 +104,7 @@ func (w *tenancy) takeConnections() func() string {
 	})
 	return func() string {
 		stop()
-		if got.Load() != int32(limit) {
-			w.t.Errorf("the tenant got %d connections, the limit of a namespace is %d", got.Load(), limit)
-		}
+		check.Equalf(w.t, got.Load(), int32(limit), "the tenant's connections, up to the limit of a namespace")
 		said := fmt.Sprintf("%d of %d connections, %d descriptors, %d MiB of memory", got.Load(), w.size.connections, w.p.descriptors(), w.p.memory()>>20)
 		cutAll(held)
 		return said
@@ -216,9 +215,7 @@ func (w *tenancy) takeBoundPorts() func() string {
 	}
 	w.have(services...)
 	most, got := w.size.claims/2, int(w.metrics()[claims])
-	if got != most {
-		w.t.Errorf("the tenant holds %d sockets of %d, want %d", got, w.size.claims, most)
-	}
+	check.Equalf(w.t, got, most, "sockets that the tenant holds, of %d", w.size.claims)
 	w.p.settled(func() { w.p.put(w.nodePort) })
 	if n := int(w.metrics()[claims]); own == 0 || n != got+own {
 		w.t.Errorf("the neighbour holds %d sockets beside the tenant, and %d without it", n-got, own)

@@ -97,7 +97,5 @@ func TestSoak(t *testing.T) {
 		t.Errorf("memory grew by %d bytes", grown)
 	}
 	p.stop()
-	if records := p.records(); len(records) != count {
-		t.Errorf("%d records of %d connections", len(records), count)
-	}
+	check.Equalf(t, len(p.records()), count, "records")
 }

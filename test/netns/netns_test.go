@@ -114,9 +114,7 @@ func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
 	if _, err := lab.Node.Ask("tcp", "10.2.1.2:1"); err == nil {
 		t.Error("an answer without a listener")
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "the node afterwards")
 	must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), lab.Client.IPv4))
 	if after := lab.Node.Dump(t); after == before {
 		t.Error("a new route does not show")
@@ -139,9 +137,7 @@ func TestDumpLeavesOutWhatRulesCount(t *testing.T) {
 	if err != nil || len(rules) != 1 || rules[0].Exprs[0].(*expr.Counter).Packets == 0 {
 		t.Fatalf("want one rule that has counted: %v, %v", rules, err)
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "the node afterwards")
 }
 
 // A program that another goroutine waits for when the test ends is killed, and ends both waits.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -232,9 +233,7 @@ echo same`)
 			if err := dev.Wait(); err != nil {
 				t.Errorf("it ended with %v", err)
 			}
-			if after := d.state(row.more); after != before {
-				t.Errorf("it has left\n%s\nbefore:\n%s", after, before)
-			}
+			check.Textf(t, d.state(row.more), before, "it has left")
 		})
 	}
 }

@@ -187,9 +187,7 @@ func TestCasesAffinity(t *testing.T) {
 	first := ask(lab.Client, "", "10.96.0.10:3868", patience)
 	seen := make(map[string]int)
 	for range 9 {
-		if got := ask(lab.Client, "", "10.96.0.10:3868", patience); got != first {
-			t.Errorf("the client got %s after %s", got, first)
-		}
+		check.Equalf(t, ask(lab.Client, "", "10.96.0.10:3868", patience), first, "who serves the client again")
 		seen[ask(lab.Client, "", "10.96.0.11:3868", patience)]++
 	}
 	check.Equalf(t, len(seen), 3, "without affinity: %v", seen)

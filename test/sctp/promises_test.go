@@ -265,9 +265,7 @@ func TestPromise6_StopAndTakeOver(t *testing.T) {
 	if r := p.ended(1); r[0].End != "shutdown" || r[0].FromClient != 1 {
 		t.Errorf("%+v", r)
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("left behind: it was\n%s\nand is\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "left behind")
 }
 
 // dialIn is dialFrom with a bound.

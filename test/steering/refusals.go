@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -67,9 +68,7 @@ func (s *stage) refusal(t *testing.T, counter redirect.Counter, reason redirect.
 	for d := range missing {
 		t.Errorf("reason %d: %s is not told", reason, d)
 	}
-	if told.Totals != all {
-		t.Errorf("reason %d: totals %v, and %v by client", reason, told.Totals, all)
-	}
+	check.Equalf(t, told.Totals, all, "reason %d: the totals, and those by client", reason)
 	if again, err := counter.Refused(); len(again.New) > 0 || again.Totals != told.Totals || err != nil {
 		t.Errorf("reason %d: told again: %+v, %v", reason, again, err)
 	}

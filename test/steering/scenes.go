@@ -280,9 +280,7 @@ func nothingStays(t *testing.T, m Mode) {
 		t.Errorf("verify of what was flushed: %v, %v", repaired, err)
 	}
 	s.fromEverywhere(t, "repaired", served, both(service.TCP, "10.96.0.10", "fd01::10", 80)...)
-	if now := s.Node.Dump(t); now != during {
-		t.Errorf("repaired:\n%s\nwant:\n%s", now, during)
-	}
+	check.Textf(t, s.Node.Dump(t), during, "repaired")
 	must.OK(t, s.steer.Close())
 	Same(t, before, s.Node.Dump(t))
 }

@@ -92,9 +92,7 @@ func TestServes(t *testing.T) {
 		check.Equalf(t, ask(q.from, q.to), q.want, "from %s to %s: the endpoint saw", q.from.Name(), q.to)
 	}
 	p.Stop()
-	if after := c.Node.Dump(t); after != before {
-		t.Errorf("left behind: the dump was\n%s\nand is\n%s", before, after)
-	}
+	check.Textf(t, c.Node.Dump(t), before, "left behind")
 }
 
 // start runs the proxy.

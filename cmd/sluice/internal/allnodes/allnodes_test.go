@@ -234,9 +234,7 @@ func TestRates(t *testing.T) {
 		}
 		switch {
 		case step == 0 && frame.Total.Opened == 30: // of a and b
-			if frame.Total.FirstP99US != 20 {
-				t.Errorf("the time is %d, not the longest", frame.Total.FirstP99US)
-			}
+			check.Equalf(t, frame.Total.FirstP99US, 20, "the longest time")
 			f.proxies[2].down.Store(false)
 			f.api.Set(t.Context(), f.nodes)
 			step++

@@ -26,9 +26,7 @@ func TestManifestsAreUnderstood(t *testing.T) {
 	for _, ipv6 := range []bool{true, false} {
 		d := filled(t, ipv6)
 		snapshot, said := readManifests(t, d.path)
-		if said != "" {
-			t.Errorf("ipv6 %v: the reader said:\n%s", ipv6, said)
-		}
+		check.Textf(t, said, "", "ipv6 %v: the reader said", ipv6)
 		if len(snapshot.Problems) > 0 {
 			t.Errorf("ipv6 %v: problems: %v", ipv6, snapshot.Problems)
 		}
@@ -84,9 +82,7 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 	if kind != service.ClusterIP || port.Name.String() != svc.String()+":http" || (port.AffinityTimeout > 0) != (svc.name == "cart") {
 		t.Errorf("%s at %s: %s %s, affinity %v", svc, vip, kind, port.Name, port.AffinityTimeout)
 	}
-	if diff := cmp.Diff(wantPods, names); diff != "" {
-		t.Errorf("%s at %s: pods (-want +got):\n%s", svc, vip, diff)
-	}
+	check.Textf(t, cmp.Diff(wantPods, names), "", "%s at %s: pods (-want +got)", svc, vip)
 }
 
 // readManifests returns what the directory says, and what the reader had to say

@@ -124,8 +124,6 @@ func TestHost(t *testing.T) {
 		n      int
 		want   string
 	}{{"10.244.1.0/24", 15, "10.244.1.15"}, {"10.96.0.0/16", 40, "10.96.0.40"}, {"fd00:10:96::/112", 40, "fd00:10:96::40"}, {"fd00:10:244:1::/64", 1, "fd00:10:244:1::1"}} {
-		if got := host(netip.MustParsePrefix(c.prefix), c.n); got != netip.MustParseAddr(c.want) {
-			t.Errorf("host(%s, %d) = %s, want %s", c.prefix, c.n, got, c.want)
-		}
+		check.Equalf(t, host(netip.MustParsePrefix(c.prefix), c.n), netip.MustParseAddr(c.want), "host(%s, %d)", c.prefix, c.n)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -181,9 +182,7 @@ func TestRowsAreAlwaysTheSame(t *testing.T) {
 		return names
 	}
 	well := features(healthy())
-	if n := len(slices.Compact(slices.Sorted(slices.Values(well)))); n != len(well) {
-		t.Errorf("%d rows about %d features", len(well), n)
-	}
+	check.Equalf(t, len(slices.Compact(slices.Sorted(slices.Values(well)))), len(well), "features that rows are about")
 	ill := features(&fake{unreadable: syscall.EPERM, scratch: syscall.EPERM, transparent: syscall.EPERM})
 	if !slices.Equal(well, ill) {
 		t.Errorf("rows of an ill machine: %q\nof a healthy one: %q", ill, well)

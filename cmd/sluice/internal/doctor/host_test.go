@@ -40,9 +40,7 @@ func TestHost(t *testing.T) {
 			t.Errorf("%s: %s", f.Feature, f.Found)
 		}
 	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	check.Textf(t, lab.Node.Dump(t), before, "left behind")
 }
 
 // What kube-proxy leaves is found, and what the kubelet makes is not taken for

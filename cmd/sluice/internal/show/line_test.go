@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -73,8 +74,6 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 			must.OK(t, log.Close())
 			forms[i] = text.String()
 		}
-		if got := lineOf(t, forms[0]) + "\n"; got != forms[1] {
-			t.Errorf("got  %swant %s", got, forms[1])
-		}
+		check.Textf(t, lineOf(t, forms[0])+"\n", forms[1], "the line")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -22,9 +23,7 @@ func TestTcpdump(t *testing.T) {
 (tcp and host 10.1.0.2 and port 20001 and host 10.2.0.2 and port 8080) or
 (udp and host fd00::2 and port 4711 and host fd00::a and port 53)
 `
-	if out.String() != want {
-		t.Errorf("it says\n%s", out.String())
-	}
+	check.Textf(t, out.String(), want, "it says")
 	if out.Reset(); NewTcpdump(&out).Flush() != nil || out.Len() > 0 {
 		t.Error("no connections say something")
 	}

@@ -67,9 +67,7 @@ kube-system/dns UDP                2       0       0       0       0 B       0 B
 
 
 1-4 view | sort: o new n open b bytes e err c conn f byte a name | / ? help q quit`
-	if got != want {
-		t.Errorf("%s\nwant\n%s", got, want)
-	}
+	check.Textf(t, got, want, "the view")
 }
 
 func TestKeys(t *testing.T) {
@@ -184,14 +182,10 @@ func TestMoving(t *testing.T) {
 	}
 	s.press("end")
 	s.answer(&api.Frame{Rows: make([]api.Rates, 3)})
-	if s.cursor != 2 {
-		t.Errorf("row %d of 3 is selected", s.cursor)
-	}
+	check.Equalf(t, s.cursor, 2, "the selected row of 3")
 	s.answer(&api.Frame{})
 	s.press("enter", "down", "end")
-	if s.cursor != 0 {
-		t.Errorf("row %d of none is selected", s.cursor)
-	}
+	check.Equalf(t, s.cursor, 0, "the selected row of none")
 	s.Update(tea.WindowSizeMsg{Width: 40, Height: 10})
 	s.press("/")
 	s.press(strings.Split("service=shop/cart-with-a-long-name endpoint=10.1.2.3", "")...)
@@ -211,9 +205,7 @@ func TestTable(t *testing.T) {
 		t.Fatalf("the table is\n%s", got)
 	}
 	for i, line := range lines {
-		if len(line) != len(lines[0]) {
-			t.Errorf("line %d has %d bytes, and the first %d", i, len(line), len(lines[0]))
-		}
+		check.Equalf(t, len(line), len(lines[0]), "bytes of line %d", i)
 	}
 }
 
