@@ -68,7 +68,7 @@ func (p *Proxy) answers() serve.Options {
 		Log:          p.log,
 	}
 	if p.cluster != nil {
-		answers.PodAt = p.cluster.PodAt
+		answers.PodAt, answers.Pods = p.cluster.PodAt, p.cluster.Pods
 	}
 	return answers
 }

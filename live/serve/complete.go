@@ -20,8 +20,8 @@ func (h *Handler) complete(_ *http.Request, q *params) (any, error) {
 	return filter.Complete(text, at, h.valuesOf), nil
 }
 
-// valuesOf returns the names and addresses of the configuration in force that a
-// field may have.
+// valuesOf returns the names and addresses of the configuration in force, and of clients'
+// pods, that a field may have.
 func (h *Handler) valuesOf(field string) (values []string) {
 	snap := h.options.Policy().Snapshot()
 	add := func(v string) {
@@ -59,6 +59,11 @@ func (h *Handler) valuesOf(field string) (values []string) {
 				add(e.Addr.String())
 			}
 		})
+	}
+	if field == "client_pod" && h.options.Pods != nil {
+		for _, name := range h.options.Pods() {
+			add(name.String())
+		}
 	}
 	return values
 }

@@ -3,6 +3,7 @@ package serve
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -46,6 +48,22 @@ func TestClientPods(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("filter %q: %q, want %q", filter, got, want)
 		}
+	}
+}
+
+// Both kinds of pods are suggested for the filter, each once.
+func TestClientPodsAreSuggested(t *testing.T) {
+	s := newSite(t, slice("web-1", 80,
+		discoveryv1.Endpoint{Addresses: []string{"10.1.0.4"}, TargetRef: pod("web-a")},
+		discoveryv1.Endpoint{Addresses: []string{"10.1.0.5"}, TargetRef: pod("web-b")}))
+	s.podAt = map[string]string{"10.1.0.7": "asks", "10.1.0.5": "web-b"}
+	for filter, want := range map[string]string{
+		"client_pod=": "[{shop/asks } {shop/web-a } {shop/web-b }]",
+		"pod=":        "[{shop/web-a } {shop/web-b }]",
+	} {
+		var found api.Completions
+		s.ask(t, "/v1/complete?filter="+url.QueryEscape(filter), 200, &found)
+		check.Equalf(t, fmt.Sprint(found.Suggestions), want, "%s", filter)
 	}
 }
 

@@ -38,6 +38,8 @@ type Options struct {
 	// PodAt returns the name of a pod by its address, also if it serves nothing; the zero one if
 	// none is known. It is called from any goroutine, and may be nil.
 	PodAt func(netip.Addr) service.Name
+	// Pods returns the pods that PodAt knows. It is called from any goroutine, and may be nil.
+	Pods func() []service.Name
 	// Choosing returns what new connections to a service port meet. It is called from any
 	// goroutine.
 	Choosing func(*service.Port) live.Choosing

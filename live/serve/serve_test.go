@@ -98,6 +98,12 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 			}
 			return pod
 		},
+		Pods: func() (all []service.Name) {
+			for _, name := range s.podAt {
+				all = append(all, service.Name{Namespace: "shop", Name: name})
+			}
+			return all
+		},
 		Choosing: func(*service.Port) live.Choosing { return live.Choosing{} },
 		MayAct:   func(*http.Request) bool { return s.mayAct.Load() },
 		Status:   func(context.Context) (*api.Status, error) { return &api.Status{Ready: true}, nil },

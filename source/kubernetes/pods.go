@@ -1,7 +1,9 @@
 package kubernetes
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +41,13 @@ func (s *Source) PodAt(a netip.Addr) service.Name {
 	s.pods.mu.RLock()
 	defer s.pods.mu.RUnlock()
 	return s.pods.names[a]
+}
+
+// Pods returns the names of the pods that PodAt knows. Safe for concurrent use.
+func (s *Source) Pods() []service.Name {
+	s.pods.mu.RLock()
+	defer s.pods.mu.RUnlock()
+	return slices.Collect(maps.Keys(s.pods.of))
 }
 
 // set keeps the addresses that a pod has now; none if it is nil. Of two pods with an address, the one

@@ -55,6 +55,7 @@ func TestPodsOfThisNode(t *testing.T) {
 	f := follow(t, api, Options{NodeName: "a", Pods: true}, nil)
 	f.expectPods("cart cart   ", "10.1.0.4", "fd00::4", "10.2.0.4", "192.0.2.1", "10.1.0.9")
 	check.Equal(t, f.source.PodAt(netip.MustParseAddr("fd00::4")), service.Name{Namespace: "shop", Name: "cart"})
+	check.Equal(t, fmt.Sprint(f.source.Pods()), "[shop/cart]")
 	api.put("pods", pod("a", "cart", "10.1.0.5")) // a StatefulSet's, made anew
 	f.expectPods(" cart", "10.1.0.4", "10.1.0.5")
 	api.put("pods", pod("a", "next", "10.1.0.5")) // before cart is gone

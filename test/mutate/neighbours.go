@@ -58,6 +58,11 @@ var neighbours = []mutation{
 		pkg: "live", test: "TestTransportIsAskedWhenNeeded",
 	},
 	{
+		name: "clients-not-suggested", what: "the shell does not suggest the pods of clients that serve nothing",
+		file: "live/serve/complete.go", old: `field == "client_pod" && h.options.Pods`, new: `field == "client" && h.options.Pods`,
+		pkg: "live/serve", test: "TestClientPodsAreSuggested",
+	},
+	{
 		name: "record-after-the-sockets", what: "TCP is asked about a relayed connection when its sockets are closed",
 		file: "stream/tcpconn.go", old: "t.worker.shard.Note(&t.record)", new: "",
 		pkg: "test/e2e", test: "TestRecordsSayWhatTCPSays/relay",
