@@ -244,9 +244,7 @@ func TestEndpointCycles(t *testing.T) {
 	served("b1:5300")
 	// None, then one (A8.6).
 	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4)})
-	if _, err := ask(c, "q", patience); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("no endpoint: %v, want a refusal", err)
-	}
+	check.ErrorIsf(t, must.Err(ask(c, "q", patience)), syscall.ECONNREFUSED, "no endpoint")
 	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(two.IPv4, 5300))})
 	served("b2:5300")
 	// More endpoints do not move it (A8.9).

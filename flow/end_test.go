@@ -49,9 +49,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 	must.OK(t, must.Err(netns.AskOn(open)))
 	n.endAll()
 	_ = open.SetReadDeadline(time.Now().Add(patience))
-	if _, err := open.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("an open connection: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(open.Read(make([]byte, 1))), syscall.ECONNRESET, "an open connection")
 	wantAdmin(1)
 
 	session := lab.Client.Connect(t, "udp", vip4+":80")

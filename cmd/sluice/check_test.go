@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -93,9 +94,7 @@ func TestCheckOutput(t *testing.T) {
 	write := func(name, text string) {
 		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if _, err := checked(t, dir, dir); err == nil || !strings.Contains(err.Error(), "there are no manifests") {
-		t.Errorf("an empty directory: %v", err)
-	}
+	check.Errorf(t, must.Err(checked(t, dir, dir)), "there are no manifests", "an empty directory")
 	if _, err := checked(t, dir, "none.yaml"); err == nil || errors.Is(err, errReported) {
 		t.Errorf("a file that does not exist: %v", err)
 	}

@@ -153,8 +153,6 @@ func TestExplainErrors(t *testing.T) {
 		"explain --manifests " + cluster + " -f - --cluster-cdir 10.0.0.0/8":                                                   "did you mean --cluster-cidr?",
 	} {
 		_, _, err := runCommand("", strings.Fields(args)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, not %s", args, err, want)
-		}
+		check.Errorf(t, err, want, "%s", args)
 	}
 }

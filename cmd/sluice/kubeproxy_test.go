@@ -89,9 +89,7 @@ func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
 	}
 	for _, flag := range []string{"--conntrack-udp-timeout=-1s", "--conntrack-max-per-core=-1", "--conntrack-min=-1", "--conntrack-tcp-timeout-established=-1s", "--conntrack-tcp-timeout-close-wait=1ms"} {
 		name, _, _ := strings.Cut(flag, "=")
-		if _, err := runFlags(t, "--kubeconfig=/f", flag); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v", flag, err)
-		}
+		check.Errorf(t, must.Err(runFlags(t, "--kubeconfig=/f", flag)), name, "%s", flag)
 	}
 }
 
@@ -115,9 +113,7 @@ func TestDefaultPorts(t *testing.T) {
 }
 
 func TestOneSourceOnly(t *testing.T) {
-	if _, err := runFlags(t, "--manifests", t.TempDir(), "--kubeconfig", "/f"); err == nil || !strings.Contains(err.Error(), "exclude each other") {
-		t.Errorf("two sources: %v", err)
-	}
+	check.Errorf(t, must.Err(runFlags(t, "--manifests", t.TempDir(), "--kubeconfig", "/f")), "exclude each other", "two sources")
 }
 
 // The files of kubeadm and kind start the program as they are; --hostname-override
@@ -160,9 +156,7 @@ func TestModesOfKubeProxy(t *testing.T) {
 			t.Errorf("%q: %v %v %q, %v", test.mode, o.nodePortAddresses, o.noLocalhostNodePorts, o.proxyModeText(), err)
 		}
 	}
-	if _, err := runFlags(t, "--kubeconfig=/f", "--proxy-mode=userspace"); err == nil || !strings.Contains(err.Error(), "iptables, ipvs, nftables") {
-		t.Errorf("an unknown mode: %v", err)
-	}
+	check.Errorf(t, must.Err(runFlags(t, "--kubeconfig=/f", "--proxy-mode=userspace")), "iptables, ipvs, nftables", "an unknown mode")
 }
 
 // TestDependenciesAreDocumented compares docs/dependencies.md with go.mod.

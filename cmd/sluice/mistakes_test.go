@@ -1,10 +1,11 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // TestMistakesNameTheFlagOrTheFile, not what a library calls them.
@@ -18,23 +19,15 @@ func TestMistakesNameTheFlagOrTheFile(t *testing.T) {
 		"--kube-api-qps=NaN":       "--kube-api-qps",
 		"--config=" + writeFile(t, "passwd", "root:x:0:0\n"): "not a KubeProxyConfiguration",
 	} {
-		if _, err := runFlags(t, "--manifests="+t.TempDir(), flag); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %s", flag, err, want)
-		}
+		check.Errorf(t, must.Err(runFlags(t, "--manifests="+t.TempDir(), flag)), want, "%s", flag)
 	}
 	for _, args := range [][]string{{"dev"}, {"dev", "--enter=" + t.TempDir()}} {
 		root := newRootCommand()
 		root.SetArgs(args)
-		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "which manifests?") {
-			t.Errorf("%v: %v", args, err)
-		}
+		check.Errorf(t, root.Execute(), "which manifests?", "%v", args)
 	}
 	file := writeFile(t, "kubeconfig", "apiVersion: v1\nkind: Config\nclusters: []\n")
-	if _, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: file}); err == nil || !strings.Contains(err.Error(), file+": it names no cluster") {
-		t.Errorf("a kubeconfig without a cluster: %v", err)
-	}
+	check.Errorf(t, must.Err(kubernetes.Connect(kubernetes.Connection{Kubeconfig: file})), file+": it names no cluster", "a kubeconfig without a cluster")
 	file = writeFile(t, "config", "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: https://h}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n")
-	if _, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: file, Master: "https://a b"}); err == nil || !strings.Contains(err.Error(), "--master") {
-		t.Errorf("an address that is none: %v", err)
-	}
+	check.Errorf(t, must.Err(kubernetes.Connect(kubernetes.Connection{Kubeconfig: file, Master: "https://a b"})), "--master", "an address that is none")
 }

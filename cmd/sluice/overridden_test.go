@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/host/tracking"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -161,8 +162,6 @@ func TestNotes(t *testing.T) {
 	o.serviceProxyName, o.serviceCIDRs = "other", prefixes{netip.MustParsePrefix("10.96.0.0/12")}
 	o.logNotes(zerolog.New(&log))
 	for _, want := range []string{"--client-pod-names has no effect", "--service-cidr is not used"} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("no %q in %s", want, &log)
-		}
+		check.Containsf(t, log.String(), want, "no %q in %s", want, &log)
 	}
 }

@@ -2,8 +2,9 @@ package main
 
 import (
 	"io"
-	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // A flag that would do nothing is an error.
@@ -12,7 +13,5 @@ func TestTimeWithoutVerbosity(t *testing.T) {
 	cmd.SetArgs([]string{"--for", "1h", "--admin-socket", "/nowhere"})
 	cmd.SetErr(io.Discard)
 	cmd.SetOut(io.Discard)
-	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--set-v") {
-		t.Errorf("--for alone: %v", err)
-	}
+	check.Errorf(t, cmd.Execute(), "--set-v", "--for alone")
 }

@@ -41,9 +41,7 @@ func TestDirectoriesOfProxies(t *testing.T) {
 	check.EqualSlicesf(t, must.Get(all[0].Siblings())(t), all[:1], "while something is pinned")
 	must.OK(t, os.Remove(all[0].Pin("pin")))
 	all[0].Remove()
-	if _, err := os.Lstat(filepath.Dir(string(all[0]))); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory of all: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(os.Lstat(filepath.Dir(string(all[0])))), os.ErrNotExist, "the directory of all")
 }
 
 // What is no BPF file system, and a directory of another user, is not used.

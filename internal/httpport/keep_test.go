@@ -80,9 +80,7 @@ func TestKeepAfterTheEnd(t *testing.T) {
 			return nil, net.ErrClosed
 		}, time.Hour, func(error) {})
 	}
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("its socket is open: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(l.Accept()), net.ErrClosed, "its socket is open")
 }
 
 // Servers take over a listening socket from each other, one after the other, while clients

@@ -108,23 +108,17 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 	m.apply(t, redirect.Plan{})
 	m.fails = errors.New("a rule of somebody else's")
 	for range 3 {
-		if _, err := m.Demand.Hold(client); !errors.Is(err, m.fails) {
-			t.Errorf("hold: %v, want %v", err, m.fails)
-		}
+		check.ErrorIsf(t, must.Err(m.Demand.Hold(client)), m.fails, "hold")
 	}
 	check.Equalf(t, m.puts, 2, "changes that were tried: that of Apply and one more")
-	if _, err := m.Verify(); !errors.Is(err, m.fails) {
-		t.Errorf("verify: %v, want %v", err, m.fails)
-	}
+	check.ErrorIsf(t, must.Err(m.Verify()), m.fails, "verify")
 	m.fails = nil
 	m.verify(t)
 	check.OK(t, must.Err(m.Demand.Hold(client)))
 	m.want(t, "once the kernel takes it", true)
 	_ = m.Close()
 	m.Demand.ready.Store(false)
-	if _, err := m.Demand.Hold(client); !errors.Is(err, ErrClosed) {
-		t.Errorf("hold after the end: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(m.Demand.Hold(client)), ErrClosed, "hold after the end")
 }
 
 // A socket never waits for a reply that does not come back, however its Hold and the

@@ -78,8 +78,6 @@ func TestSteps(t *testing.T) {
 	check.ErrorIsf(t, c.Close(), broken, "close")
 	called("remove", "release")
 	check.OKf(t, c.Close(), "close again")
-	if _, err := c.Verify(); !errors.Is(err, ErrClosed) {
-		t.Errorf("verify after Close: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(c.Verify()), ErrClosed, "verify after Close")
 	called()
 }

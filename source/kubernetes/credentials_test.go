@@ -145,9 +145,7 @@ func TestMasterGetsTheTokenOfThePod(t *testing.T) {
 	if config, err := (Connection{Master: "http://192.0.2.1"}).podConfig(outside); err != nil || config.Host != "http://192.0.2.1" {
 		t.Errorf("outside of a cluster: %+v, %v", config, err)
 	}
-	if _, err := (Connection{}).podConfig(outside); !errors.Is(err, ErrNoCluster) {
-		t.Errorf("outside of a cluster, without a master: %v", err)
-	}
+	check.ErrorIsf(t, must.Err((Connection{}).podConfig(outside)), ErrNoCluster, "outside of a cluster, without a master")
 }
 
 // unversioned completes a configuration for requests that name no API group.

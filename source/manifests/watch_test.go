@@ -32,9 +32,7 @@ func TestRunNeedsTheDirectory(t *testing.T) {
 	write(t, filepath.Join(dir, "file"), "")
 	for _, name := range []string{"none", "file"} {
 		err := New(filepath.Join(dir, name), Options{}).Run(context.Background(), func(service.Change) { t.Error("a change") })
-		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.Errorf(t, err, name, "%s", name)
 	}
 }
 

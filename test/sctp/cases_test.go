@@ -207,9 +207,7 @@ func TestProxyKeepsLimits(t *testing.T) {
 	}
 	a, err := dial(lab.Client.Namespace, "10.96.0.10:3868", options())
 	if err == nil {
-		if _, err := a.receive(); !errors.Is(err, sys.ECONNRESET) {
-			t.Errorf("beyond the limit: %v", err)
-		}
+		check.ErrorIsf(t, must.Err(a.receive()), sys.ECONNRESET, "beyond the limit")
 	}
 	if r := p.ended(1); r[0].End != "limit" {
 		t.Errorf("%+v", r)

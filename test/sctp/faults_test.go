@@ -2,7 +2,6 @@ package sctp
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"net/netip"
@@ -199,9 +198,7 @@ func TestProxyFindsLostPeers(t *testing.T) {
 			if c.sends {
 				must.OK(t, stays.send(note{text: []byte("to nobody")}))
 			}
-			if _, err := stays.receiveIn(c.most + patience); !errors.Is(err, sys.ECONNRESET) {
-				t.Errorf("the other side saw %v", err)
-			}
+			check.ErrorIsf(t, must.Err(stays.receiveIn(c.most+patience)), sys.ECONNRESET, "the other side saw")
 			took := time.Since(began)
 			t.Logf("lost after %v", took.Round(time.Second/10))
 			if took < c.least || took > c.most {

@@ -222,9 +222,7 @@ func TestEndsThroughTheProxy(t *testing.T) {
 		ends[1-c.side].abort()
 		switch c.want {
 		case "message_too_large", "no_stream": // the offender gets the ABORT, too
-			if _, err := ends[c.side].receive(); !errors.Is(err, c.sees) {
-				t.Errorf("%s: the sender saw %v", c.name, err)
-			}
+			check.ErrorIsf(t, must.Err(ends[c.side].receive()), c.sees, "%s: the sender saw", c.name)
 			fallthrough
 		case "client_shutdown", "endpoint_shutdown":
 			ends[c.side].abort()
@@ -248,9 +246,7 @@ func TestPromise6_StopAndTakeOver(t *testing.T) {
 	}
 	a := open()
 	p.kill()
-	if _, err := a.receive(); !errors.Is(err, sys.ECONNRESET) {
-		t.Errorf("the killed proxy's client saw %v", err)
-	}
+	check.ErrorIsf(t, must.Err(a.receive()), sys.ECONNRESET, "the killed proxy's client saw")
 	p.mu.Lock()
 	p.log.Reset()
 	p.records = nil
@@ -259,9 +255,7 @@ func TestPromise6_StopAndTakeOver(t *testing.T) {
 	p.await("ready again", `"message":"ready"`)
 	a = open()
 	p.stop()
-	if _, err := a.receive(); !errors.Is(err, sys.ECONNRESET) {
-		t.Errorf("the stopped proxy's client saw %v", err)
-	}
+	check.ErrorIsf(t, must.Err(a.receive()), sys.ECONNRESET, "the stopped proxy's client saw")
 	if r := p.ended(1); r[0].End != "shutdown" || r[0].FromClient != 1 {
 		t.Errorf("%+v", r)
 	}

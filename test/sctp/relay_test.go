@@ -129,9 +129,7 @@ func TestRelayKeepsEnds(t *testing.T) {
 				sys.Close(b.fd)
 				r.end(t, c.want[side])
 				if c.name == "shutdown" {
-					if _, err := a.receive(); !errors.Is(err, errShutDown) {
-						t.Errorf("who began the shutdown saw %v", err)
-					}
+					check.ErrorIsf(t, must.Err(a.receive()), errShutDown, "who began the shutdown saw")
 				}
 			})
 		}

@@ -46,9 +46,7 @@ func TestProxyBoundsMessages(t *testing.T) {
 		}
 	}
 	_ = a.send(note{text: make([]byte, bound+1)})
-	if _, err := a.receive(); !errors.Is(err, sys.ECONNRESET) {
-		t.Errorf("beyond the bound: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(a.receive()), sys.ECONNRESET, "beyond the bound")
 	if r := p.ended(1)[0]; r.End != "message_too_large" || r.FromClient != 3 || r.BytesUp != 3*bound || r.BytesDown != 3*bound {
 		t.Errorf("%+v", r)
 	}
@@ -211,7 +209,5 @@ func TestProxyModeBind(t *testing.T) {
 		talk(t, a, "hello")
 		a.abort()
 	}
-	if _, err := dial(lab.Client.Namespace, "10.96.0.11:3868", options()); !errors.Is(err, sys.ECONNREFUSED) {
-		t.Errorf("without endpoints: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(dial(lab.Client.Namespace, "10.96.0.11:3868", options())), sys.ECONNREFUSED, "without endpoints")
 }

@@ -4,7 +4,6 @@ package sctp
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -32,9 +31,7 @@ func TestMailboxKeepsMessages(t *testing.T) {
 		}
 		check.Equalf(t, p.box.Send(p.fd, []byte("x"), sys.MessageInfo{Stream: 64}), sys.EINVAL, "a stream that was not granted")
 		check.OK(t, p.shutDown())
-		if _, err := p.receive(); !errors.Is(err, errShutDown) {
-			t.Errorf("after the shutdown: %v", err)
-		}
+		check.ErrorIsf(t, must.Err(p.receive()), errShutDown, "after the shutdown")
 		sys.Close(p.fd)
 	}
 }
@@ -72,9 +69,7 @@ func TestRefusing(t *testing.T) {
 		talk(t, p, "accepted")
 		must.Equal(t, sys.RefuseSCTP(s.fd), 0)
 		began := time.Now()
-		if _, err := dial(nil, s.addr.String(), options()); !errors.Is(err, sys.ECONNREFUSED) {
-			t.Errorf("a refusing socket: %v", err)
-		}
+		check.ErrorIsf(t, must.Err(dial(nil, s.addr.String(), options())), sys.ECONNREFUSED, "a refusing socket")
 		quickest = min(quickest, time.Since(began))
 		talk(t, p, "lives on")
 		must.Equal(t, sys.ListenAgain(s.fd, 0), 0)

@@ -29,13 +29,9 @@ func TestDoor(t *testing.T) {
 		l := must.Get(openDoor(at, uid))(t)
 		c := must.Get(knock(at, uid))(t)
 		c.Close()
-		if _, err := openDoor(at, uid); !errors.Is(err, errBusy) {
-			t.Errorf("a second door: %v", err)
-		}
+		check.ErrorIsf(t, must.Err(openDoor(at, uid)), errBusy, "a second door")
 		l.Close()
-		if _, err := knock(at, uid); !errors.Is(err, errNobody) {
-			t.Errorf("knock at a closed door: %v", err)
-		}
+		check.ErrorIsf(t, must.Err(knock(at, uid)), errNobody, "knock at a closed door")
 	}
 }
 

@@ -26,9 +26,7 @@ func TestAgree(t *testing.T) {
 	} {
 		wrong := right
 		spoil(&wrong)
-		if err := agree(&v, &wrong); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("wrong %s: %v", field, err)
-		}
+		check.Errorf(t, agree(&v, &wrong), field, "wrong %s", field)
 	}
 }
 

@@ -30,9 +30,7 @@ func TestSources(t *testing.T) {
 		}
 	}
 	for _, arg := range []string{dir + "/none.yaml", write(t, dir+"/web.yaml.txt", "")} {
-		if _, err := Sources(dir+"/more", []string{arg}); err == nil || !strings.Contains(err.Error(), arg) {
-			t.Errorf("%s: %v", arg, err)
-		}
+		check.Errorf(t, must.Err(Sources(dir+"/more", []string{arg})), arg, "%s", arg)
 	}
 }
 
