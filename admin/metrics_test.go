@@ -276,9 +276,7 @@ func TestExemplars(t *testing.T) {
 		`sluice_connect_duration_seconds_bucket{namespace="default",port="http",protocol="TCP",service="web",le="0.3"} 2 # {id="1"} 0.251 `,
 		`sluice_first_byte_duration_seconds_bucket{namespace="default",port="http",protocol="TCP",service="web",le="0.4"} 1 # {id="1"} 0.26 `,
 	} {
-		if !strings.Contains(w.Body.String(), want) {
-			t.Errorf("no %s in\n%s", want, w.Body)
-		}
+		check.Contains(t, w.Body.String(), want)
 	}
 	check.Equalf(t, strings.Count(w.Body.String(), "# {"), 2, "exemplars, and connections that were not slow have none:\n%s", w.Body)
 	families := must.Get(registry.Gather())(t)

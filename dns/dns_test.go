@@ -108,12 +108,7 @@ func TestForwardedQuestions(t *testing.T) {
 	defer c.Close()
 	count := func(what string, want Stats) {
 		t.Helper()
-		wait.For(t, what, time.Minute, func() error {
-			if got := l.Stats(); got != want {
-				return fmt.Errorf("%+v", got)
-			}
-			return nil
-		})
+		wait.Equal(t, what, time.Minute, want, l.Stats)
 	}
 	ask := func() {
 		t.Helper()

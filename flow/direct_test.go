@@ -306,12 +306,7 @@ ip saddr %[4]s ip daddr %[4]s masquerade
 func (n *node) forgets(from, to netip.AddrPort) {
 	n.t.Helper()
 	back := bpf.KernelTuple{Src: bpf.AddressOf(from.Addr()), Sport: bpf.Wire(from.Port()), Dst: bpf.AddressOf(to.Addr()), Dport: bpf.Wire(to.Port()), Protocol: unix.IPPROTO_TCP}
-	wait.For(n.t, "the flow is gone", patience, func() error {
-		if r := n.server.kernel.Index.Find(&back); r != 0 {
-			return fmt.Errorf("flow %d has its way back", r.Flow())
-		}
-		return nil
-	})
+	wait.Equal(n.t, "the flow with its way back", patience, 0, func() bpf.Reference { return n.server.kernel.Index.Find(&back) })
 }
 
 // A client's own connection to an endpoint has another port there by a flow that is over. One that

@@ -40,12 +40,7 @@ func localNode(t *testing.T, backends int) *netns.Lab {
 // servesNode waits until the node's own clients are the kernel's.
 func (n *node) servesNode() {
 	n.t.Helper()
-	wait.For(n.t, "the kernel forwards the node's own clients", patience, func() error {
-		if why := n.server.NodeRelayed(); why != "" {
-			return fmt.Errorf("relayed: %s", why)
-		}
-		return nil
-	})
+	wait.Equal(n.t, "why the node's own clients are relayed", patience, "", n.server.NodeRelayed)
 }
 
 // dialFrom connects a socket of the node's with an address to a destination.

@@ -3,7 +3,6 @@ package flow
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"testing"
@@ -34,12 +33,7 @@ func TestOpenConnectionIsParked(t *testing.T) {
 			t.Error("a list unparks")
 		}
 		_ = c.Close()
-		wait.For(t, "the record", patience, func() error {
-			if got := len(n.taken()); got != 1 {
-				return fmt.Errorf("%d records", got)
-			}
-			return nil
-		})
+		n.wait(t, 1)
 		ended := n.taken()[0]
 		for _, r := range []*conntrack.Record{&parked, &ended} {
 			if r.Client.String() != c.LocalAddr().String() || r.VIP.String() != c.RemoteAddr().String() ||
@@ -124,12 +118,7 @@ func TestParkedConnectionIsHalfClosed(t *testing.T) {
 		wait.True(t, "the record is given away", n.isParked)
 		n.silence(0)
 		_ = c.Close()
-		wait.For(t, "the record", 3*patience, func() error {
-			if got := len(n.taken()); got != 1 {
-				return fmt.Errorf("%d records", got)
-			}
-			return nil
-		})
+		n.wait(t, 1)
 		if r := n.taken()[0]; r.End != conntrack.Idle {
 			t.Errorf("%+v", r)
 		}

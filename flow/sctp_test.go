@@ -2,7 +2,6 @@ package flow
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -47,12 +46,7 @@ func serveSCTP(t *testing.T, h *netns.Host, ports ...uint16) *usrsctp.Peer {
 // wait waits for so many records of a node, in the order of their end.
 func (n *node) wait(t *testing.T, count int) []conntrack.Record {
 	t.Helper()
-	wait.For(t, "records", patience, func() error {
-		if got := len(n.taken()); got != count {
-			return fmt.Errorf("%d records in place of %d", got, count)
-		}
-		return nil
-	})
+	wait.Equal(t, "records", patience, count, func() int { return len(n.taken()) })
 	return n.taken()
 }
 

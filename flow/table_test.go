@@ -345,12 +345,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	check.OK(t, must.Err(netns.AskOn(held)))
 	next.ask(3)
 	_ = held.Close()
-	wait.For(t, "records", patience, func() error {
-		if got := len(next.taken()); got != connections+4 {
-			return fmt.Errorf("%d records of %d connections", got, connections+4)
-		}
-		return nil
-	})
+	next.wait(t, connections+4)
 	next.stop()
 	tcp, udp := 0, 0
 	clients := make(map[string]bool)

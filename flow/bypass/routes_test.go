@@ -175,9 +175,7 @@ func TestRoutesAreListedAgain(t *testing.T) {
 	n.ip("route", "add", "10.77.0.0/16", "via", "10.2.1.2", "mtu", "1300") // this is not heard of
 	n.routes.mu.Unlock()
 	// The goroutine that says it waits here.
-	if line := <-said.lines; !strings.Contains(line, "no buffer space") {
-		t.Error(line)
-	}
+	check.Contains(t, <-said.lines, "no buffer space")
 	check.Equalf(t, n.routes.limit(b2, Into), 0, "packets take shortcuts although changes of routes were lost")
 	<-said.lines
 	n.await("routes are known again", false, true)

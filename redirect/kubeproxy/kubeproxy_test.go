@@ -108,9 +108,7 @@ func TestRemove(t *testing.T) {
 			check.Equalf(t, flows(), 1, "flows that are tracked: the one of others")
 			left := run(t, lab.Node, "", program+"-save")
 			for _, rule := range []string{"-A PREROUTING -j THEIRS", "-A INPUT -j KUBE-FIREWALL", ":KUBE-KUBELET-CANARY", "-A KUBE-MARK-MASQ -j MARK"} {
-				if !strings.Contains(left, rule) {
-					t.Errorf("%q is gone:\n%s", rule, left)
-				}
+				check.Contains(t, left, rule)
 			}
 			if strings.Contains(left, "KUBE-S") || strings.Contains(left, "KUBE-POSTROUTING") || strings.Contains(left, "KUBE-FORWARD") {
 				t.Errorf("left:\n%s", left)

@@ -66,7 +66,15 @@ func Textf(t testing.TB, got, want, format string, args ...any) {
 	}
 }
 
-// Containsf fails the test unless a text contains another one, and says of what.
+// Contains fails the test unless a text contains another one. The text may have many lines.
+func Contains(t testing.TB, text, want string) {
+	if !strings.Contains(text, want) {
+		t.Helper()
+		t.Errorf("no %q in:\n%s", want, text)
+	}
+}
+
+// Containsf is Contains for a short text, and says of what.
 func Containsf(t testing.TB, got, want, format string, args ...any) {
 	if !strings.Contains(got, want) {
 		t.Helper()

@@ -36,6 +36,7 @@ func TestDifferencesAreReported(t *testing.T) {
 	check.EqualSlices(o, []int{1, 2}, []int{1, 2})
 	check.EqualSlicesf(o, nil, []int{}, "step %d", 1)
 	check.Textf(o, "a\n", "a\n", "step %d", 1)
+	check.Contains(o, "a\nb", "b")
 	check.Containsf(o, "no room", "room", "step %d", 1)
 	check.ErrorIsf(o, fmt.Errorf("bind: %w", full), full, "step %d", 1)
 	if len(o.said) > 0 {
@@ -54,11 +55,12 @@ func TestDifferencesAreReported(t *testing.T) {
 	check.Containsf(o, "room", "no room", "step %d", 5)
 	check.ErrorIsf(o, nil, full, "step %d", 6)
 	check.Textf(o, "a\nb", "a", "step %d", 7)
+	check.Contains(o, "a\nb", "c")
 	if want := []string{
 		"got 1, want 2", `step 1: got "a", want "b"`, "the end: got {A:1}, want {A:2}", `the end: step 1: got "a", want "b"`,
 		"no room", "step 2: no room", "got <nil>, want room", "step 3: got no room, want time",
 		"got [1 2], want [2 1]", `step 4: got ["a"], want []`, `step 5: got "room", want "no room"`, "step 6: got <nil>, want no room",
-		"step 7: got\na\nb\nwant\na",
+		"step 7: got\na\nb\nwant\na", "no \"c\" in:\na\nb",
 	}; !slices.Equal(o.said, want) {
 		t.Errorf("says %q, want %q", o.said, want)
 	}

@@ -180,21 +180,15 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 		t.Errorf("%v serve, and one of them is drained", names)
 	}
 	alive(t, held)
-	if out, err = sluice(t, lab, "drain", drained, "--back"); err != nil || !strings.Contains(out, "no endpoint is drained") {
-		t.Errorf("%v: %s", err, out)
-	}
+	says(t, lab, "no endpoint is drained", "drain", drained, "--back")
 	check.Equalf(t, len(served()), 2, "endpoints serve after one was taken back")
-	if out, err := sluice(t, lab, "status"); err != nil || !strings.Contains(out, "all is in force") {
-		t.Errorf("%v: %s", err, out)
-	}
+	says(t, lab, "all is in force", "status")
 	p.kill()
 	out, err = sluice(t, lab, "status")
 	if err == nil || !strings.Contains(out, "no proxy runs in this network namespace") {
 		t.Errorf("without a proxy: %v: %s", err, out)
 	}
-	if out, err := sluice(t, lab, "cleanup"); err != nil || !strings.Contains(out, "admin socket") {
-		t.Errorf("%v: %s", err, out)
-	}
+	says(t, lab, "admin socket", "cleanup")
 }
 
 // TestCommandsAskTheProxyOfTheirNamespace asks from a namespace without a proxy, and

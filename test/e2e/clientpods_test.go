@@ -38,8 +38,6 @@ func TestClientsPodsAreNamed(t *testing.T) {
 			})
 		}
 		id := fmt.Sprint(awaitListed(t, lab, "client="+open).ID)
-		if out, err := sluice(t, lab, "story", id); err != nil || !strings.Contains(out, open+", the pod default/asks-1") {
-			t.Errorf("%v, want the client's pod:\n%s", err, out)
-		}
+		says(t, lab, open+", the pod default/asks-1", "story", id)
 	})
 }

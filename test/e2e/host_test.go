@@ -47,7 +47,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	}
 	want := w.named("there client", local)[0]
 	for _, to := range local.at(nodePort) {
-		awaitAnswer(t, "A3.6 a pod, by its interface", want, func() string { return pod.dial(to, w.nodeAddrs, patience) })
+		wait.Equal(t, "A3.6 a pod, by its interface", startTimeout, want, func() string { return pod.dial(to, w.nodeAddrs, patience) })
 		check.Equalf(t, outside.dial(to, w.nodeAddrs, patience), "silent", "A3.5 %s to %s", outside.name, to)
 	}
 	for _, to := range local.at(clusterIP) {
@@ -64,16 +64,6 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 		return nil
 	})
 	p.stop()
-}
-
-func awaitAnswer(t *testing.T, what, want string, ask func() string) {
-	t.Helper()
-	wait.For(t, what, startTimeout, func() error {
-		if got := ask(); got != want {
-			return fmt.Errorf("%s, want %s", got, want)
-		}
-		return nil
-	})
 }
 
 func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestNodesOwnAddressIsFollowed has connections from the node use the InternalIP
@@ -50,7 +51,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			return netip.MustParseAddrPort(c.LocalAddr().String()).Addr().String()
 		}
 		for f, address := range addresses(80, vip4, vip6) {
-			awaitAnswer(t, "from the Node object's address to "+address, internal[f].String(), func() string { return own(address) })
+			wait.Equal(t, "from the Node object's address to "+address, startTimeout, internal[f].String(), func() string { return own(address) })
 		}
 		var failed sync.Map
 		var made, early, removed, latest atomic.Int64
@@ -88,7 +89,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 				}
 			}
 			for f, address := range addresses(80, vip4, vip6) {
-				awaitAnswer(t, fmt.Sprintf("round %d: the address is gone: to %s", round, address), "another", func() string {
+				wait.Equal(t, fmt.Sprintf("round %d: the address is gone: to %s", round, address), startTimeout, "another", func() string {
 					if got := own(address); !isAddress(got) || got == internal[f].String() || strings.Contains(address, got) {
 						return got
 					}
@@ -97,7 +98,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			}
 			add()
 			for f, address := range addresses(80, vip4, vip6) {
-				awaitAnswer(t, fmt.Sprintf("round %d: the address is back: to %s", round, address), internal[f].String(), func() string { return own(address) })
+				wait.Equal(t, fmt.Sprintf("round %d: the address is back: to %s", round, address), startTimeout, internal[f].String(), func() string { return own(address) })
 			}
 		}
 		close(done)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // labeled assigns a Service's manifest to another proxy (A1.1).
@@ -64,7 +65,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 				}
 				for _, a := range addresses(s.port, s.vips...) {
 					for _, network := range networks {
-						awaitAnswer(t, fmt.Sprintf("%s: %s by %s to %s", when, h.Name(), network, a), want, func() string {
+						wait.Equal(t, fmt.Sprintf("%s: %s by %s to %s", when, h.Name(), network, a), startTimeout, want, func() string {
 							_, got := (client{Host: h}).visit(network, netip.MustParseAddrPort(a), nil, silence)
 							name, _, _ := strings.Cut(got, ":")
 							return name

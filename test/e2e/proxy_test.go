@@ -385,6 +385,14 @@ func sluice(t *testing.T, lab *netns.Lab, args ...string) (string, error) {
 	return string(out), err
 }
 
+// says has another subcommand say something, and succeed.
+func says(t *testing.T, lab *netns.Lab, want string, args ...string) {
+	t.Helper()
+	out, err := sluice(t, lab, args...)
+	check.OKf(t, err, "sluice %s says %s", args, out)
+	check.Contains(t, out, want)
+}
+
 // addresses returns host:port for each address.
 func addresses(port uint16, addrs ...string) []string {
 	var list []string

@@ -158,12 +158,7 @@ func (w *tenancy) measure(r *resource) *halves {
 		h.beside = w.request(h.beside, ask)
 		h.measured = release()
 		w.have()
-		wait.For(w.t, "no connection is left", startTimeout, func() error {
-			if n := sumOf(w.metrics(), metricOpen, `protocol="TCP"`); n != 0 {
-				return fmt.Errorf("%.0f are", n)
-			}
-			return nil
-		})
+		wait.Equal(w.t, "open connections", startTimeout, 0, func() float64 { return sumOf(w.metrics(), metricOpen, `protocol="TCP"`) })
 	}
 	slices.Sort(h.quiet)
 	slices.Sort(h.beside)

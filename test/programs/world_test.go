@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/debian"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -200,9 +201,7 @@ func (w *world) client(name string, args ...string) string {
 // want expects a text in a program's output.
 func (w *world) want(out, text string) {
 	w.t.Helper()
-	if !strings.Contains(out, text) {
-		w.t.Errorf("want %q in:\n%s", text, out)
-	}
+	check.Contains(w.t, out, text)
 }
 
 // attempt is one try of a client.

@@ -2,7 +2,6 @@ package sctp
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -66,12 +65,7 @@ func TestModuleComesLater(t *testing.T) {
 	check.OKf(t, tcp(), "TCP without SCTP")
 	counts := func(want string) {
 		t.Helper()
-		wait.For(t, "the metric", patience, func() error {
-			if got := missing(); got != want {
-				return fmt.Errorf("sluice_sctp_ports_missing is %s, want %s", got, want)
-			}
-			return nil
-		})
+		wait.Equal(t, "sluice_sctp_ports_missing", patience, want, missing)
 	}
 	counts("2")
 	if out, _ := exec.Command(os.Getenv(programEnv), "doctor").CombinedOutput(); !strings.Contains(string(out), "missing  SCTP") {

@@ -110,9 +110,7 @@ func TestCommandRunsInAGuest(t *testing.T) {
 	})
 	check.Equalf(t, status, 7, "exit status")
 	for _, want := range []string{"two words\n", dir + "\n", "\n0\n1\nveth "} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in:\n%s", want, out)
-		}
+		check.Contains(t, out, want)
 	}
 	if strings.Contains(out, "can be written to") {
 		t.Error("the guest can write to the host's root")

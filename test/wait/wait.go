@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -49,6 +50,18 @@ var errNotYet = errors.New("not yet")
 func For(t testing.TB, what string, within time.Duration, condition func() error) {
 	t.Helper()
 	must.OKf(t, Poll(within, condition), "%s: not within %v", what, within)
+}
+
+// Equal waits until a function returns what is wanted, and fails the test with what it returned
+// last if it does not in time.
+func Equal[T comparable](t testing.TB, what string, within time.Duration, want T, get func() T) {
+	t.Helper()
+	For(t, what, within, func() error {
+		if got := get(); got != want {
+			return errors.New(check.Difference(got, want))
+		}
+		return nil
+	})
 }
 
 // Poll is For where it may not end the test: it returns the last error. It checks

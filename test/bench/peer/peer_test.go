@@ -42,9 +42,7 @@ func TestConfigs(t *testing.T) {
 	} {
 		text := must.Get(render(name, values))(t)
 		for _, line := range lines {
-			if !strings.Contains(string(text), line) {
-				t.Errorf("%s lacks %q:\n%s", name, line, text)
-			}
+			check.Contains(t, string(text), line)
 		}
 	}
 }

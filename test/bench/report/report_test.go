@@ -327,9 +327,7 @@ func TestVariants(t *testing.T) {
 	d.Add(0, "sluice-bind", "rr64.rate", 950)
 	text := d.Markdown()
 	for _, want := range []string{"| | direct | haproxy | sluice |", "| | sluice-bind |", "| 950, 0.95 x |"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page lacks %q:\n%s", want, text)
-		}
+		check.Contains(t, text, want)
 	}
 	if strings.Contains(d.Chart(), "sluice-bind") {
 		t.Error("a variant has bars in the chart")
@@ -399,9 +397,7 @@ func TestShortfalls(t *testing.T) {
 		"\n| sluice | connect-request-close, long run, server closes first, connections that failed | at most 0 | 3 | **missed** |\n",
 		"\n| sluice | connect-request-close, 32 clients, server closes first | at least 0.95 x sluice-nolog |  | not measured |\n",
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("lacks %q:\n%s", want, text)
-		}
+		check.Contains(t, text, want)
 	}
 	d.Samples = nil
 	d.Add(0, "sluice", "idle.fds", 2)

@@ -103,18 +103,14 @@ func TestGoals(t *testing.T) {
 		"| … memory later, MiB | at most 150 | 137, met | **failed** |",
 		"median, ms | at most 10 | 12.0, **missed** | **failed** |",
 	} {
-		if !strings.Contains(text, line) {
-			t.Errorf("no %q in\n%s", line, text)
-		}
+		check.Contains(t, text, line)
 	}
 	if got := Goals(exampleResults()[1:2]); strings.Count(got, "\n") != 3 || !strings.Contains(got, "|  | 2.0, met |") {
 		t.Errorf("one size of one mode:\n%s", got)
 	}
 	rolled := []Result{{Mode: "relay", Services: 44125, Each: 1, Start: 2900 * time.Millisecond, Endpoint: median(11), Rollout: Rollout{Lag: median(99)}}}
 	for _, line := range []string{"| 2,900, met |  |", "| 11.0, **missed** |", "| 99.0, met |"} {
-		if text := PublicGoals(rolled); !strings.Contains(text, line) {
-			t.Errorf("no %q in\n%s", line, text)
-		}
+		check.Contains(t, PublicGoals(rolled), line)
 	}
 	if Goals(nil) != "" {
 		t.Error("nothing has goals")

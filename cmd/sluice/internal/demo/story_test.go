@@ -69,9 +69,7 @@ func TestEnd(t *testing.T) {
 		if ok := c.wrong == ""; ok != (err == nil) || !ok && !errors.Is(err, ErrFailed) {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if !strings.Contains(out.String(), c.wrong) {
-			t.Errorf("%s: %q is not in:\n%s", c.name, c.wrong, out)
-		}
+		check.Contains(t, out.String(), c.wrong)
 		if !strings.HasSuffix(out.String(), "\ndemo: 2 connections, 2 answered, 1 retried, 0 failed\n") {
 			t.Errorf("%s: the last line of:\n%s", c.name, out)
 		}
@@ -97,9 +95,7 @@ func TestCompare(t *testing.T) {
 		"service is , the client saw shop/web:http",
 		"no record of the connection 10.244.0.11:40003 to 10.96.0.10:80: the log has ended",
 	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is not in:\n%s", want, out)
-		}
+		check.Contains(t, out.String(), want)
 	}
 }
 

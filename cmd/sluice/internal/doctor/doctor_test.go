@@ -202,9 +202,7 @@ func TestForms(t *testing.T) {
 	var text strings.Builder
 	must.OK(t, r.WriteText(&text))
 	for _, want := range []string{"STATE ", "ok       tproxy/nftables ", "missing  SCTP ", "\nWhat to do:\n  SCTP: ", "\nsluice run steers by tproxy/nftables here.\n"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("no %q in:\n%s", want, text.String())
-		}
+		check.Contains(t, text.String(), want)
 	}
 	var encoded strings.Builder
 	must.OK(t, r.WriteJSON(&encoded))

@@ -37,9 +37,7 @@ func TestLineOfDocumentedExamples(t *testing.T) {
 		t.Errorf("%d examples in the documentation, want 6 at least", len(examples))
 	}
 	for _, example := range examples {
-		if got := lineOf(t, example); !strings.Contains(string(text), "\n"+got+"\n") {
-			t.Errorf("not in the documentation: %s", got)
-		}
+		check.Contains(t, string(text), "\n"+lineOf(t, example)+"\n")
 	}
 }
 
