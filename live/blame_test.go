@@ -93,6 +93,14 @@ func TestMeterBlamesTheRightEndpoint(t *testing.T) {
 			}
 		}
 	}
+	for _, g := range f.Groups { // one of e's connections has ended, after 3 s
+		if p99 := g.Lasted.Quantile(0.99); g.Key.Endpoint == e.Addr && (p99 < 3*time.Second || p99 > 4*time.Second) {
+			t.Errorf("the silent one's connection lasted %s", p99)
+		}
+	}
+	if err := f.Sort("duration"); err != nil || f.Groups[0].Key.Endpoint != e.Addr {
+		t.Errorf("sorted by duration: %v, first is %v", err, f.Groups[0].Key)
+	}
 	if err := f.Sort("first"); err != nil || f.Groups[0].Key.Endpoint != c.Addr {
 		t.Errorf("sorted by first byte: %v, first is %v", err, f.Groups[0].Key)
 	}

@@ -2,41 +2,62 @@ package live
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
-// Durations is a histogram of durations from 16 us to 268 s. Each bucket is at most
+// Durations is a histogram of durations from 16 us to 39 hours. Each bucket is at most
 // a quarter wider than the one before.
-// An empty one takes no memory of its own. Copies share what they count, so only the last
+// A few durations take no memory of their own. Copies share what they count, so only the last
 // copy may be added to.
 type Durations struct {
-	buckets *[durationBuckets]uint32 // nil without any
+	buckets *[durationBuckets]uint32 // nil while there are few
 	count   uint32
+	few     [fewDurations]uint8 // their buckets
 }
 
 const (
 	durationShift   = 14 // the first bucket ends at 2^14 ns
 	durationSteps   = 4  // buckets for each doubling
-	durationBuckets = 24*durationSteps + 1
+	durationBuckets = 33*durationSteps + 1
+	fewDurations    = 4
 )
 
 // Add adds a duration.
 func (d *Durations) Add(t time.Duration) {
-	if d.buckets == nil {
-		d.buckets = new([durationBuckets]uint32)
+	d.addTo(bucketOf(t))
+}
+
+func (d *Durations) addTo(bucket int) {
+	if d.buckets == nil && d.count < fewDurations {
+		d.few[d.count] = uint8(bucket)
+	} else {
+		d.spread()
+		d.buckets[bucket]++
 	}
-	d.buckets[bucketOf(t)]++
 	d.count++
+}
+
+// spread has the durations counted in buckets, however few they are.
+func (d *Durations) spread() {
+	if d.buckets != nil {
+		return
+	}
+	d.buckets = new([durationBuckets]uint32)
+	for _, bucket := range d.few[:d.count] {
+		d.buckets[bucket]++
+	}
 }
 
 // merge adds the durations of another histogram.
 func (d *Durations) merge(o *Durations) {
-	if o.count == 0 {
+	if o.buckets == nil {
+		for _, bucket := range o.few[:o.count] {
+			d.addTo(int(bucket))
+		}
 		return
 	}
-	if d.buckets == nil {
-		d.buckets = new([durationBuckets]uint32)
-	}
+	d.spread()
 	for i, n := range o.buckets {
 		d.buckets[i] += n
 	}
@@ -50,6 +71,11 @@ func (d *Durations) Quantile(q float64) time.Duration {
 		return 0
 	}
 	rank := uint32(q*float64(d.count-1)) + 1
+	if d.buckets == nil {
+		few := d.few
+		slices.Sort(few[:d.count])
+		return bucketEnd(int(few[rank-1]))
+	}
 	for i, n := range d.buckets {
 		if n >= rank {
 			return bucketEnd(i)

@@ -260,7 +260,29 @@ func TestDurations(t *testing.T) {
 		}
 	}
 	d.Add(0)
-	d.Add(time.Hour)
+	d.Add(100 * time.Hour)
+	if got := d.Quantile(1); got < 39*time.Hour {
+		t.Errorf("the longest is %s", got)
+	}
+}
+
+// A few durations, which are kept without buckets, are those that buckets would have.
+func TestFewDurations(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 1000 {
+		var some, more, spread, sum Durations
+		spread.spread()
+		for i := range r.IntN(2*fewDurations + 1) {
+			v := time.Duration(1 << (10 + r.IntN(40)))
+			[]*Durations{&some, &more}[i%2].Add(v)
+			spread.Add(v)
+		}
+		sum.merge(&some)
+		sum.merge(&more)
+		for _, q := range []float64{0, 0.5, 0.9, 0.99, 1} {
+			check.Equalf(t, sum.Quantile(q), spread.Quantile(q), "quantile %g of %d", q, spread.count)
+		}
+	}
 }
 
 // A Meter that opens as the last one has closed waits for the looks of before without the

@@ -117,6 +117,8 @@ type Group struct {
 	// Connect and FirstByte are from the acceptance, or if the group is by endpoint, from the
 	// attempt at this endpoint.
 	Connect, FirstByte Durations
+	// Lasted are the times from the acceptance to the end, of connections that ended.
+	Lasted Durations
 
 	quiet uint8
 	rank  float64 // of Sort
@@ -157,6 +159,7 @@ func (g *Group) add(o *Group) {
 	g.Unserved = max(g.Unserved, o.Unserved)
 	g.Connect.merge(&o.Connect)
 	g.FirstByte.merge(&o.FirstByte)
+	g.Lasted.merge(&o.Lasted)
 }
 
 // isFailure reports whether an end is one that an endpoint, or the lack of one, has
@@ -259,6 +262,7 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 			}
 		case conntrack.Ended:
 			g.Ended++
+			g.Lasted.Add(time.Duration(r.Duration))
 			if !announced(r) {
 				g.Opened++
 			}
@@ -373,6 +377,7 @@ var ratings = map[string]func(g *Group) float64{
 	"failed":   func(g *Group) float64 { return float64(g.Failed + g.FailedAttempts) },
 	"connect":  func(g *Group) float64 { return float64(g.Connect.Quantile(0.99)) },
 	"first":    func(g *Group) float64 { return float64(g.FirstByte.Quantile(0.99)) },
+	"duration": func(g *Group) float64 { return float64(g.Lasted.Quantile(0.99)) },
 	"received": func(g *Group) float64 { return float64(g.BytesFromClient) },
 	"sent":     func(g *Group) float64 { return float64(g.BytesFromEndpoint) },
 }

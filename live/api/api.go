@@ -282,6 +282,9 @@ type Rates struct {
 	// Times until the endpoint's first byte, likewise.
 	FirstP50US int64 `json:"first_byte_p50_us,omitempty"`
 	FirstP99US int64 `json:"first_byte_p99_us,omitempty"`
+	// Times from the acceptance to the end, of connections that ended.
+	DurationP50US int64 `json:"duration_p50_us,omitempty"`
+	DurationP99US int64 `json:"duration_p99_us,omitempty"`
 }
 
 // History are the rates of the last minutes, in intervals.

@@ -75,6 +75,7 @@ func ratesOf(g *live.Group, seconds float64) api.Rates {
 		Answered: per(g.Answered), Unanswered: per(g.Unanswered), Waiting: g.Waiting, UnansweredUS: g.Unserved.Microseconds(),
 		ConnectP50US: g.Connect.Quantile(0.5).Microseconds(), ConnectP99US: g.Connect.Quantile(0.99).Microseconds(),
 		FirstP50US: g.FirstByte.Quantile(0.5).Microseconds(), FirstP99US: g.FirstByte.Quantile(0.99).Microseconds(),
+		DurationP50US: g.Lasted.Quantile(0.5).Microseconds(), DurationP99US: g.Lasted.Quantile(0.99).Microseconds(),
 	}
 	if g.Key.Service != (service.PortName{}) {
 		out.Service, out.Protocol = g.Key.Service.String(), g.Key.Service.Protocol.String()

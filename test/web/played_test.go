@@ -167,7 +167,7 @@ func TestNumbers(t *testing.T) {
 // out of a screen.
 func TestWidths(t *testing.T) {
 	p := newPlayed(t, &played{frames: func(string, string) []*api.Frame {
-		row := api.Rates{Service: playedServices[2], Protocol: "TCP", Endpoint: "10.244.2.1:80", Opened: 1234, Open: 123456, BytesFromClient: 1e9, Failed: 12, FailedAttempts: 12, ConnectP99US: 123456, FirstP99US: 1234567}
+		row := api.Rates{Service: playedServices[2], Protocol: "TCP", Endpoint: "10.244.2.1:80", Opened: 1234, Open: 123456, BytesFromClient: 1e9, Failed: 12, FailedAttempts: 12, ConnectP99US: 123456, FirstP99US: 1234567, DurationP50US: 1234567, DurationP99US: 123456789}
 		return []*api.Frame{{Time: time.Now(), Seconds: 1, Total: row, Rows: []api.Rates{row}, Groups: 1}}
 	}})
 	close(p.play)

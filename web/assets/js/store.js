@@ -42,6 +42,8 @@ export const serviceKey = (service, protocol) => service + " " + protocol;
 export const edgeKey = (service, protocol, endpoint) => service + " " + protocol + " " + endpoint;
 
 const smooth = ["opened", "ended", "failed", "broken", "failed_attempts", "saved_attempts", "bytes_from_client", "bytes_from_endpoint"];
+const medians = ["connect_p50_us", "first_byte_p50_us", "duration_p50_us"];
+const tails = ["connect_p99_us", "first_byte_p99_us", "duration_p99_us"];
 const share = 0.35; // of a new value in what is shown
 
 /** Failures of an endpoint or a Service: broken connections, and attempts that no other endpoint made good. */
@@ -71,10 +73,8 @@ export function blend(map, rows, keyOf) {
     for (const name of smooth) old[name] += (row[name] - old[name]) * share;
     old.open = row.open;
     old.connecting = row.connecting;
-    old.connect_p50_us = row.connect_p50_us ?? old.connect_p50_us;
-    old.connect_p99_us = row.connect_p99_us ?? old.connect_p99_us;
-    old.first_byte_p50_us = row.first_byte_p50_us ?? old.first_byte_p50_us;
-    old.first_byte_p99_us = row.first_byte_p99_us ?? old.first_byte_p99_us;
+    for (const name of medians) old[name] = row[name] ?? old[name];
+    for (const name of tails) old[name] = row[name] ?? old[name];
     if (row.pod) old.pod = row.pod;
     if (row.opened > 0 || row.open > 0 || row.failed_attempts > 0) old.last = Date.now();
   }
@@ -106,10 +106,8 @@ function gather(rows, keyOf) {
     sum.open += row.open;
     sum.connecting += row.connecting;
     const weight = sum.opened > 0 ? row.opened / sum.opened : 0;
-    if (row.connect_p50_us) sum.connect_p50_us = Math.round((sum.connect_p50_us ?? row.connect_p50_us) * (1 - weight) + row.connect_p50_us * weight);
-    sum.connect_p99_us = Math.max(sum.connect_p99_us ?? 0, row.connect_p99_us ?? 0) || undefined;
-    if (row.first_byte_p50_us) sum.first_byte_p50_us = Math.round((sum.first_byte_p50_us ?? row.first_byte_p50_us) * (1 - weight) + row.first_byte_p50_us * weight);
-    sum.first_byte_p99_us = Math.max(sum.first_byte_p99_us ?? 0, row.first_byte_p99_us ?? 0) || undefined;
+    for (const name of medians) if (row[name]) sum[name] = Math.round((sum[name] ?? row[name]) * (1 - weight) + row[name] * weight);
+    for (const name of tails) sum[name] = Math.max(sum[name] ?? 0, row[name] ?? 0) || undefined;
   }
   return out;
 }

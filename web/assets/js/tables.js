@@ -31,6 +31,8 @@ const rates = [
   { key: "attempts", label: "Attempts failed/s", number: true, class: "wide", sort: (x) => of(x.r, "failed_attempts"), draw: (cell, x) => drawBad(cell, of(x.r, "failed_attempts"), rate(of(x.r, "failed_attempts"))) },
   { key: "connect", label: "Connect 99 %", number: true, class: "wide", sort: (x) => of(x.r, "connect_p99_us"), value: (x) => (x.r?.connect_p99_us ? time(x.r.connect_p99_us) : "") },
   { key: "first", label: "First byte 99 %", number: true, sort: (x) => of(x.r, "first_byte_p99_us"), value: (x) => (x.r?.first_byte_p99_us ? time(x.r.first_byte_p99_us) : "") },
+  { key: "median", label: "Lasted 50 %", number: true, class: "widest", sort: (x) => of(x.r, "duration_p50_us"), value: (x) => (x.r?.duration_p50_us ? time(x.r.duration_p50_us) : "") },
+  { key: "lasted", label: "Lasted 99 %", number: true, class: "wide", sort: (x) => of(x.r, "duration_p99_us"), value: (x) => (x.r?.duration_p99_us ? time(x.r.duration_p99_us) : "") },
   { key: "bytes", label: "Bytes/s", number: true, sort: (x) => traffic(x.r), value: (x) => (traffic(x.r) > 0.5 ? bytes(traffic(x.r)) : "") },
 ];
 

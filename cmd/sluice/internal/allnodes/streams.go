@@ -320,4 +320,6 @@ func addRates(sum, r *api.Rates) {
 	sum.ConnectP99US = max(sum.ConnectP99US, r.ConnectP99US)
 	sum.FirstP50US = max(sum.FirstP50US, r.FirstP50US)
 	sum.FirstP99US = max(sum.FirstP99US, r.FirstP99US)
+	sum.DurationP50US = max(sum.DurationP50US, r.DurationP50US)
+	sum.DurationP99US = max(sum.DurationP99US, r.DurationP99US)
 }

@@ -89,6 +89,7 @@ var ratings = map[string]func(*api.Rates) float64{
 	"failed":   func(r *api.Rates) float64 { return r.Failed + r.FailedAttempts },
 	"connect":  func(r *api.Rates) float64 { return float64(r.ConnectP99US) },
 	"first":    func(r *api.Rates) float64 { return float64(r.FirstP99US) },
+	"duration": func(r *api.Rates) float64 { return float64(r.DurationP99US) },
 	"received": func(r *api.Rates) float64 { return r.BytesFromClient },
 	"sent":     func(r *api.Rates) float64 { return r.BytesFromEndpoint },
 }

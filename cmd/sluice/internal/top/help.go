@@ -16,7 +16,7 @@ var help = []string{
 	"FAIL/s   connections that reached no endpoint, or that their endpoint broke",
 	"RETRY/s  failed attempts, after which another endpoint may have served the client",
 	"CONNECT  time until an endpoint answered; BYTE: until its first byte; both from",
-	"         the acceptance of the connection",
+	"         the acceptance of the connection; LAST: until its end",
 }
 
 // writeHelp writes the help in place of the table.

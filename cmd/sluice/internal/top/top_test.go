@@ -46,7 +46,7 @@ func (s *screen) answer(f *api.Frame) { s.Update(Frame{Number: s.number, Frame: 
 var frame = &api.Frame{
 	Seconds: 1, Groups: 2, Total: api.Rates{Open: 12, Opened: 3.4, BytesFromClient: 2048},
 	Rows: []api.Rates{
-		{Service: "shop/web:http", Protocol: "TCP", Open: 10, Opened: 3.4, Failed: 12.2, BytesFromClient: 2048, ConnectP50US: 250, ConnectP99US: 251000, FirstP99US: 400000},
+		{Service: "shop/web:http", Protocol: "TCP", Open: 10, Opened: 3.4, Failed: 12.2, BytesFromClient: 2048, ConnectP50US: 250, ConnectP99US: 251000, FirstP99US: 400000, DurationP50US: 1000, DurationP99US: 7_200_000_000},
 		{Service: "kube-system/dns", Protocol: "UDP", Open: 2},
 	},
 }
@@ -66,6 +66,19 @@ kube-system/dns UDP                2       0       0       0       0 B       0 B
 
 1-4 view | sort: o new n open b bytes e err c conn f byte a name | / ? help q quit`
 	check.Textf(t, got, want, "the view")
+}
+
+// A wide screen shows how long connections lasted.
+func TestWideView(t *testing.T) {
+	s := newScreen()
+	s.Update(tea.WindowSizeMsg{Width: 160, Height: 9})
+	s.answer(frame)
+	got := strings.NewReplacer(bold, "", plain, "", reverse, ">").Replace(s.View())
+	for _, want := range []string{"  LAST p50  LAST p99\n", "       1ms      2h0m\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
 }
 
 func TestKeys(t *testing.T) {

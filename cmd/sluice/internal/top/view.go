@@ -40,6 +40,8 @@ var columns = []column{
 	{"p99", 8, func(r *api.Rates) string { return duration(r.ConnectP99US) }, 6, "connect"},
 	{"BYTE p50", 10, func(r *api.Rates) string { return duration(r.FirstP50US) }, 7, ""},
 	{"BYTE p99", 10, func(r *api.Rates) string { return duration(r.FirstP99US) }, 3, "first"},
+	{"LAST p50", 10, func(r *api.Rates) string { return duration(r.DurationP50US) }, 9, ""},
+	{"LAST p99", 10, func(r *api.Rates) string { return duration(r.DurationP99US) }, 8, "duration"},
 }
 
 // fitting returns the columns that leave so much of a width to names, and what they
