@@ -210,7 +210,7 @@ func (f *flow) silent(now int64) {
 		switch {
 		case f.worker.neighbours.Unreachable(to.Addr()):
 			why = conntrack.DialUnreachable
-		case f.record.Protocol == service.TCP && f.worker.server.options.Drops.Dropped(to, f.record.Attempting(poll.Nanotime())+clockError):
+		case f.record.Protocol == service.TCP && f.worker.server.options.Drops.Dropped(to, sys.Monotonic()-f.record.Attempting(poll.Nanotime())-clockError):
 			why = conntrack.DialDropped
 		}
 		f.abandon(why, true, now)

@@ -181,7 +181,7 @@ func (c *conn) silence() conntrack.DialError {
 	switch {
 	case w.neighbours.Unreachable(to.Addr()):
 		return conntrack.DialUnreachable // the kernel says so too, but later
-	case c.record.Protocol == service.TCP && w.server.options.Drops.Dropped(to, c.record.Attempting(poll.Nanotime())):
+	case c.record.Protocol == service.TCP && w.server.options.Drops.Dropped(to, sys.Monotonic()-c.record.Attempting(poll.Nanotime())):
 		return conntrack.DialDropped
 	}
 	return conntrack.DialTimeout

@@ -39,10 +39,10 @@ func New(report func(error)) *Watch {
 	return w
 }
 
-// Dropped reports whether a rule has dropped a packet of a handshake with an endpoint in the last
-// ns. It does not wait: what was dropped before the first question, or until the program runs, is
-// not known.
-func (w *Watch) Dropped(endpoint netip.AddrPort, last int64) bool {
+// Dropped reports whether a rule has dropped a packet of a handshake with an endpoint since a time
+// of [sys.Monotonic]. It does not wait: what was dropped before the first question, or until the
+// program runs, is not known.
+func (w *Watch) Dropped(endpoint netip.AddrPort, since int64) bool {
 	if w == nil {
 		return false
 	}
@@ -53,7 +53,7 @@ func (w *Watch) Dropped(endpoint netip.AddrPort, last int64) bool {
 	}
 	var at uint64
 	err := m.Lookup(keyOf(endpoint), &at)
-	return err == nil && sys.Monotonic()-int64(at) <= last
+	return err == nil && int64(at) >= since
 }
 
 // keyOf returns the key of an endpoint in the program's map.

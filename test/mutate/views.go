@@ -178,8 +178,23 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod/kernel/dropped",
 	},
 	{
+		name: "lasted-without-ends", what: "rates say of no connection how long it lasted",
+		file: "live/meter.go", old: "			g.Lasted.Add(time.Duration(r.Duration))\n", new: "",
+		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
+	},
+	{
+		name: "few-durations-unsorted", what: "of a few durations the last one is the longest",
+		file: "live/durations.go", old: "		slices.Sort(few[:d.count])\n", new: "		_ = slices.Sort[[]uint8]\n",
+		pkg: "live", test: "TestFewDurations",
+	},
+	{
+		name: "drop-before-its-attempt", what: "a drop at the beginning of an attempt is taken for one of before it, and the endpoint is said to be silent",
+		file: "stream/conn.go", old: "sys.Monotonic()-c.record.Attempting(poll.Nanotime())", new: "sys.Monotonic()-c.record.Attempting(poll.Nanotime())+1e6",
+		pkg: "test/e2e", test: "TestEachDropIsNamed/relay",
+	},
+	{
 		name: "drop-of-yesterday", what: "a rule that was removed is blamed for each later silence",
-		file: "host/drops/drops.go", old: "err == nil && sys.Monotonic()-int64(at) <= last", new: "err == nil && sys.Monotonic()-int64(at) <= last+1e18",
+		file: "host/drops/drops.go", old: "err == nil && int64(at) >= since", new: "err == nil",
 		pkg: "host/drops", test: "TestDropped",
 	},
 	{
