@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/cause"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -25,7 +26,7 @@ func TestSlowEndpointIsNamed(t *testing.T) {
 		for _, b := range lab.Backends[2:] {
 			b.EchoTCP(t, 8080)
 		}
-		answerAfter(t, lab.Backends[0], time.Second/2)
+		cause.AnswerAfter(t, lab.Backends[0], time.Second/2)
 		lab.Backends[1].ServeTCP(t, ":8080", func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) })
 		a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
 		p := newProxy(t, lab.Node)
@@ -81,14 +82,4 @@ func askBriefly(lab *netns.Lab, address string) {
 	if _, err := c.Write([]byte("hello")); err == nil {
 		_, _ = c.Read(make([]byte, 100))
 	}
-}
-
-// answerAfter serves port 8080 as an echo server that waits before it says its name.
-func answerAfter(t *testing.T, h *netns.Host, pause time.Duration) {
-	h.ServeTCP(t, ":8080", func(c *net.TCPConn) {
-		<-time.After(pause)
-		if _, err := io.WriteString(c, "slow\n"); err == nil {
-			_, _ = io.Copy(c, c)
-		}
-	})
 }

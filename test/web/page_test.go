@@ -305,8 +305,15 @@ spec: {clusterIP: 10.96.9.9, ports: [{name: http, port: 80}]}
 `
 
 // What is chosen has charts of what the proxy has kept.
-func charted(_ *testing.T, _ *demo, b *browser) {
+func charted(t *testing.T, _ *demo, b *browser) {
+	drawn := module[string](b, "/js/chart.js", `({ chart }) => {
+		const { root, draw } = chart({ title: "t", least: 1, show: String, lines: [{ name: "", class: "flow", get: (p) => p.n }] });
+		draw([{ age: 45, ms: 0, n: 1 }, { age: 0, ms: 45000, n: 1 }]);
+		return root.querySelector("path.line").getAttribute("d").split(" ")[0] + " " + root.querySelector(".axis span").textContent;
+	}`)
+	check.Equalf(t, drawn, "M80.0 60 s ago", "where the first minute's chart begins, of 320")
 	b.visit("#/map?sel=service%3Ashop%2Fweb%3Ahttp%20TCP")
+	b.await("one is of open connections", `[...document.querySelectorAll("#panel .chart .title")].some((t) => t.textContent === "Open connections")`)
 	b.await("the Service's charts are drawn", `[...document.querySelectorAll("#panel .chart")].length === 6 && /L/.test(document.querySelector("#panel .chart path.line.flow").getAttribute("d"))`)
 	b.await("they say what they show", `/New connections, the last [0-9]+ [a-z]+: now [0-9.]+\/s/.test(document.querySelector("#panel .plot").getAttribute("aria-label"))`)
 	b.await("the Service's pods are listed", `/cedar/.test(document.querySelector("#panel .listing").innerText)`)
