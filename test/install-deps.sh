@@ -12,6 +12,8 @@ needs=(
   "ip iproute2"         # the same
   "iptables iptables"   # redirect/iptables steers by it, in both variants
   "ipset ipset"         # the same
+  "jq jq"               # commands of docs/observing.md
+  "curl curl"           # the same
   "dnsmasq dnsmasq-base" # a DNS server of Debian's behind a Service
   "linux.uml user-mode-linux" # test/vm: a kernel without netfilter
   "clang-14 clang-14"   # compiles flow/bpf; another version gives other objects

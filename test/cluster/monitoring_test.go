@@ -72,6 +72,7 @@ func TestMonitoring(t *testing.T) {
 
 	t.Run("dashboard of the mixin", func(t *testing.T) { testMixin(t, w.with(t, "n")) })
 	t.Run("alerts", func(t *testing.T) { testAlerts(t, w.with(t, "n")) })
+	t.Run("native histograms", func(t *testing.T) { testNativeHistograms(t, w.with(t, "n")) })
 }
 
 // startPrometheus runs Debian's Prometheus on the node. It reads the proxy's metrics as
@@ -93,7 +94,12 @@ scrape_configs:
 
 // query returns the number of series that a query has, and the largest value.
 func (w *world) query(text string) (series int, largest string, err error) {
-	body, err := w.get("http://" + prometheus + "/api/v1/query?query=" + url.QueryEscape(text))
+	return w.queryOf(prometheus, text)
+}
+
+// queryOf is query of the Prometheus at an address.
+func (w *world) queryOf(server, text string) (series int, largest string, err error) {
+	body, err := w.get("http://" + server + "/api/v1/query?query=" + url.QueryEscape(text))
 	if err != nil {
 		return 0, "", err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,21 @@ func field(names ...string) func(map[string]any) string {
 	}
 }
 
+// documented returns the commands of docs/observing.md that ask the whole cluster, with the names
+// of this one.
+func documented(t *testing.T) (all [][]string) {
+	t.Helper()
+	names := strings.NewReplacer("shop/cart-2", "default/web-1", "shop/cart", "default/web")
+	for line := range strings.Lines(string(must.Read(t, "../../docs/observing.md"))) {
+		for _, m := range regexp.MustCompile("`kubectl sluice ([^`]*)`").FindAllStringSubmatch(line, -1) {
+			if strings.HasPrefix(line, "| ") {
+				all = append(all, strings.Fields(names.Replace(m[1])))
+			}
+		}
+	}
+	return all
+}
+
 // TestPlugin asks three nodes through a real API server, by kubectl and as a user with no
 // other rights than those of the documentation. Then one node after the other stops.
 func TestPlugin(t *testing.T) {
@@ -201,6 +217,23 @@ func TestPlugin(t *testing.T) {
 			if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[i], line) || i > 0 && !strings.Contains(lines[i], " in force ") {
 				t.Errorf("status %d, %s: line %d of\n%s", status, said, i, out)
 			}
+		}
+	})
+	play("documented commands", func(t *testing.T) {
+		commands := documented(t)
+		for _, args := range commands {
+			if args[0] == "web" {
+				continue // it goes on: the page below
+			}
+			if args[0] == "slow" {
+				args = append(args, "--for", "1s")
+			}
+			if out, said, status := f.plugin(args...); status != 0 {
+				t.Errorf("kubectl sluice %v: status %d\n%s%s", args, status, out, said)
+			}
+		}
+		if len(commands) < 5 {
+			t.Errorf("only %v", commands)
 		}
 	})
 	play("chosen nodes, and bounds", func(t *testing.T) {

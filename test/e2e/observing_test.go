@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -76,6 +77,20 @@ func documentedCommands(t *testing.T) []string {
 			command, _, _ := strings.Cut(m[1], ` \| `)
 			if command = names.Replace(command); !strings.HasPrefix(command, "web") && !strings.HasPrefix(command, "demo") {
 				all = append(all, command)
+			}
+		}
+	}
+	return all
+}
+
+// documentedPrograms returns the commands of the page's table that other programs run, or that
+// read what sluice says: jq, curl.
+func documentedPrograms(t *testing.T) (all []string) {
+	t.Helper()
+	for line := range strings.Lines(string(must.Read(t, "../../docs/observing.md"))) {
+		for _, m := range regexp.MustCompile("`(?:sluice [^`]* -o json \\\\\\| )?((?:jq|curl) [^`]*)`").FindAllStringSubmatch(line, -1) {
+			if strings.HasPrefix(line, "| ") {
+				all = append(all, strings.NewReplacer(`\|`, "|", "10.1.2.3", "10.1.0.2").Replace(m[1]))
 			}
 		}
 	}
@@ -157,5 +172,35 @@ func TestObservingCommands(t *testing.T) {
 		if out := f.out.String(); strings.Contains(out, "sluice:") {
 			t.Errorf("sluice %s: %s", f.command, out)
 		}
+	}
+	var tapped string
+	for _, f := range followers {
+		if strings.HasSuffix(f.command, "-o json") {
+			tapped = f.out.String()
+		}
+	}
+	refusing := netip.AddrPortFrom(lab.Backends[1].IPv4, 8080).String()
+	programs := map[string]string{"access.log": `"client": "10.1.0.2:`, "uniq -c": refusing + " refused", "/v1/config": `"dial-timeouts"`}
+	for _, c := range documentedPrograms(t) {
+		known := false
+		for part, want := range programs {
+			if !strings.HasSuffix(c, part) {
+				continue
+			}
+			known = true
+			delete(programs, part)
+			run := strings.NewReplacer("access.log", p.accessLog, "/run/sluice/admin.sock", fmt.Sprintf("/run/sluice/admin-%d.sock", p.namespace())).Replace(c)
+			cmd := lab.Node.Command(t, "sh", "-c", run)
+			cmd.Stdin = strings.NewReader(tapped)
+			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+				t.Errorf("%s: %v, want %q:\n%s", run, err, want, out)
+			}
+		}
+		if !known {
+			t.Errorf("%s: the test does not know what to expect", c)
+		}
+	}
+	if len(programs) > 0 {
+		t.Errorf("docs/observing.md lacks %v", programs)
 	}
 }
