@@ -63,6 +63,7 @@ func parseFlags(args []string) (*options, error) {
 	lookedAt := f.Bool("looked-at", false, "measure what looking at the running product costs connections; -seconds should be 3 or more")
 	look := f.String("look", "all,page,top,conns,tap,nobody", "`names` of ways to look, for -looked-at, separated by commas; beside the default each record, /v1/rates, /v1/tap, /v1/history, /v1/connections and /v1/status")
 	page := f.Bool("page", false, "measure what proxy and browser take while the page is open, with 300 services; -seconds should be 5 or more")
+	views := f.String("view", "", "`names` of views for -page, separated by commas (default: all): map, map paused, services, endpoints, connections, records, records paused")
 	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each steering mode, measure start, changes and memory, and write that part of the page")
 	inScale := f.Bool("scale", false, "start the product, and the kube-proxy of -kube-proxy, at sizes that users have published and larger ones, and write docs/scale.md")
 	sctp := f.Bool("sctp", false, "measure the SCTP columns in a guest kernel that has SCTP, and write that part of the page")
@@ -128,7 +129,7 @@ func parseFlags(args []string) (*options, error) {
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
 	watch(*lookedAt, func(b *bench) error { return b.lookAt(*look) })
-	watch(*page, (*bench).watchPage)
+	watch(*page, func(b *bench) error { return b.watchPage(*views) })
 	if *inSync || *inScale {
 		if *inSync && *inScale {
 			modes++

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,6 +28,7 @@ const (
 	watchedClients  = 100                 // connections at a time, at most
 	watchedRest     = 5 * time.Second / 2 // until a view has come to rest
 	watchedOpening  = 2 * time.Second     // a view takes, at most
+	watchedPaused   = 5                   // how much longer a paused view is measured
 	pagePatience    = 30 * time.Second    // for what takes no certain time
 )
 
@@ -40,8 +42,7 @@ type watch struct {
 	pause bool
 }
 
-// rest returns how long the view takes to come to rest. A browser that shows nothing new still tidies up
-// after what it showed before.
+// rest returns how long the view takes to come to rest.
 func (w watch) rest() time.Duration {
 	if w.hash == "" || w.pause {
 		return 3 * watchedRest
@@ -49,10 +50,19 @@ func (w watch) rest() time.Duration {
 	return watchedRest
 }
 
+// length returns how long the view is measured. A browser that has fallen idle collects its garbage
+// once, some ten seconds later, in 60 to 140 ms: a short measurement has all of it or nothing.
+func (w watch) length(measure time.Duration) time.Duration {
+	if w.pause {
+		return watchedPaused * measure
+	}
+	return measure
+}
+
 // watches are all ways. Before each second one nobody looks.
 var watches = []watch{
-	{"map", "#/map", false}, {"map, paused", "#/map", true}, {"services", "#/services", false}, {"endpoints", "#/endpoints", false},
-	{"connections", "#/connections", false}, {"records", "#/records", false}, {"records, paused", "#/records", true},
+	{"map", "#/map", false}, {"map paused", "#/map", true}, {"services", "#/services", false}, {"endpoints", "#/endpoints", false},
+	{"connections", "#/connections", false}, {"records", "#/records", false}, {"records paused", "#/records", true},
 }
 
 // watched measures what an open page takes, of cores.
@@ -61,11 +71,21 @@ type watched struct {
 	web     *exec.Cmd // sluice web
 	url     string
 	browser *browser
+	views   []watch
 }
 
 // watchPage measures the CPU that the proxy, sluice web and the browser take while the page
 // is open, at a steady rate of new connections.
-func (b *bench) watchPage() error {
+func (b *bench) watchPage(names string) error {
+	var views []watch
+	for _, v := range watches {
+		if names == "" || slices.Contains(strings.Split(names, ","), v.name) {
+			views = append(views, v)
+		}
+	}
+	if len(views) == 0 {
+		return fmt.Errorf("no view is called %q", names)
+	}
 	if _, err := os.Stat(chromium); err != nil {
 		return fmt.Errorf("%w: test/web/install-deps.sh installs it", err)
 	}
@@ -85,7 +105,7 @@ func (b *bench) watchPage() error {
 	if s.relay.Targets, err = s.addServices(); err != nil {
 		return err
 	}
-	w := &watched{stage: s}
+	w := &watched{stage: s, views: views}
 	defer w.close()
 	if err := w.openPage(socket); err != nil {
 		return err
@@ -102,7 +122,7 @@ func (b *bench) watchPage() error {
 		rates = append(rates, rate)
 	}
 	fmt.Printf("%.0f connections a second\n\n%-18s %20s %20s %20s %20s\n", median(rates), "view", "proxy, more", "sluice web", "browser", "proxy, nobody looks")
-	for _, v := range watches {
+	for _, v := range w.views {
 		fmt.Printf("%-18s", v.name)
 		for _, each := range shares[v.name] {
 			fmt.Printf(" %20s", fmt.Sprintf("%.1f (%.1f - %.1f)", quartile(each, 2), quartile(each, 1), quartile(each, 3)))
@@ -120,8 +140,8 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 	}
 	done := make(chan ended, 1)
 	var whole time.Duration
-	for i, v := range watches {
-		whole += v.rest() + w.b.opts.measure + watchedOpening
+	for i, v := range w.views {
+		whole += watchedRest + v.rest() + v.length(w.b.opts.measure) + watchedOpening
 		if i%2 == 0 {
 			whole += watch{}.rest() + w.b.opts.measure + watchedOpening
 		}
@@ -134,7 +154,7 @@ func (w *watched) round(n int, shares map[string]*[4][]float64) (rate float64, e
 		done <- ended{r, err}
 	}()
 	var without [3]float64
-	for i, v := range watches {
+	for i, v := range w.views {
 		w.b.now = fmt.Sprintf("round %d, %s", n+1, v.name)
 		if i%2 == 0 {
 			if without, err = w.measure(watch{}); err != nil {
@@ -178,6 +198,7 @@ func (w *watched) measure(v watch) (shares [3]float64, err error) {
 		}
 	}
 	if v.pause {
+		time.Sleep(watchedRest) // it shows something by then
 		if err := w.browser.await(`(document.getElementById("pause").click(), true)`); err != nil {
 			return shares, err
 		}
@@ -188,7 +209,7 @@ func (w *watched) measure(v watch) (shares [3]float64, err error) {
 		return shares, err
 	}
 	began := time.Now()
-	time.Sleep(w.b.opts.measure)
+	time.Sleep(v.length(w.b.opts.measure))
 	after, err := w.cpu()
 	took := time.Since(began)
 	for i := range shares {
