@@ -57,8 +57,7 @@ const (
 // newMixer returns a client, and listens at its endpoint, which a host has.
 func newMixer(t *testing.T, client, host *netns.Host, endpoint netip.AddrPort) *mixer {
 	t.Helper()
-	l, err := host.Listen("tcp", endpoint.String())
-	must.OK(t, err)
+	l := must.Get(host.Listen("tcp", endpoint.String()))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	must.OK(t, client.SetSysctl("net/ipv4/tcp_tw_reuse", "1"))
 	return &mixer{client: client, server: l.(*net.TCPListener), random: rand.New(rand.NewPCG(rand.Uint64(), 0)), open: make(map[route]sides)}

@@ -51,8 +51,7 @@ func TestFlowsInMapsOfAnotherLayoutGoOn(t *testing.T) {
 		if network == "udp" {
 			ask = question
 		}
-		said, err := ask(c)
-		must.OK(t, err)
+		said := must.Get(ask(c))(t)
 		clients = append(clients, client{c, said})
 	}
 	for range 8 {

@@ -63,8 +63,7 @@ func testForgedDatagrams(t *testing.T, onNode bool) {
 		own, service, attackers := netip.AddrPortFrom(victim.IPv4, 41000), netip.MustParseAddrPort(vip4+":80"), netip.MustParseAddrPort("10.96.0.11:80")
 		for _, to := range []netip.AddrPort{endpoint, service} {
 			own = netip.AddrPortFrom(own.Addr(), own.Port()+1)
-			socket, err := victim.ListenPacket("udp4", own.String())
-			must.OK(t, err)
+			socket := must.Get(victim.ListenPacket("udp4", own.String()))(t)
 			defer socket.Close()
 			seen := ""
 			for i := range 3 {
@@ -101,8 +100,7 @@ func TestAnswerByAnotherInterface(t *testing.T) {
 		lab.Node.WitnessUDP(t, 8080)
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, at(lab.Node.IPv4, 8080)))
-		socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":41000")
-		must.OK(t, err)
+		socket := must.Get(lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":41000"))(t)
 		defer socket.Close()
 		service := netip.MustParseAddrPort(vip4 + ":80")
 		for i := range 3 {

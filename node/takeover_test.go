@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/bpffs"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -31,8 +32,7 @@ func takesOver(t *testing.T, manifest string) (c Config, begin func() *Proxy) {
 	c.TakeOver, c.TakeOverTimeout = true, time.Minute
 	return c, func() *Proxy {
 		t.Helper()
-		p, err := New(c, zerolog.New(zerolog.NewTestWriter(t)))
-		must.OK(t, err)
+		p := must.Get(New(c, zerolog.New(zerolog.NewTestWriter(t))))(t)
 		return p
 	}
 }
@@ -148,9 +148,7 @@ endpoints: [{addresses: [192.0.2.2], nodeName: node}, {addresses: [192.0.2.3], n
 		}
 	}))
 	slices.Sort(used)
-	if want := []string{"192.0.2.1", "192.0.2.2"}; !slices.Equal(used, want) {
-		t.Errorf("new connections go to %v, want %v", used, want)
-	}
+	check.EqualSlicesf(t, used, []string{"192.0.2.1", "192.0.2.2"}, "new connections go to")
 }
 
 // TestServiceManagerIsTold: a service manager learns when a process serves, which one is the service's
@@ -175,10 +173,6 @@ func TestServiceManagerIsTold(t *testing.T) {
 	next, stopNext := start()
 	stopFirst() // it has ended
 	stopNext()
-	if got, want := told[first].String(), fmt.Sprintf("READY=1\nMAINPID=%d\n", os.Getpid()); got != want {
-		t.Errorf("the first process says %q, want %q", got, want)
-	}
-	if got, want := told[next].String(), "READY=1\nSTOPPING=1\n"; got != want {
-		t.Errorf("the next process says %q, want %q", got, want)
-	}
+	check.Equalf(t, told[first].String(), fmt.Sprintf("READY=1\nMAINPID=%d\n", os.Getpid()), "the first process says")
+	check.Equalf(t, told[next].String(), "READY=1\nSTOPPING=1\n", "the next process says")
 }

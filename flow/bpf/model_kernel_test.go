@@ -268,8 +268,7 @@ func (x *tested) drain() error {
 func (x *tested) told(t testing.TB) (told []modelEvent) {
 	for _, r := range x.rings {
 		for r.AvailableBytes() > 0 {
-			rec, err := r.Read()
-			must.OK(t, err)
+			rec := must.Get(r.Read())(t)
 			var e KernelEvent
 			ok := DecodeEvent(&e, rec.RawSample)
 			if !ok || e.Time == 0 || e.Ifindex != x.ifindex {

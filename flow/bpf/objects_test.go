@@ -30,8 +30,7 @@ func TestSizes(t *testing.T) {
 
 func TestKernelLoads(t *testing.T) {
 	requireRoot(t)
-	k, err := Open(1000, nil)
-	must.OK(t, err)
+	k := must.Get(Open(1000, nil))(t)
 	defer k.Close()
 	if len(k.Flows) != 1001 || int(k.Maps.Flows.ValueSize()) != int(unsafe.Sizeof(KernelFlow{})) {
 		t.Errorf("%d flows of %d bytes", len(k.Flows), k.Maps.Flows.ValueSize())

@@ -19,8 +19,7 @@ import (
 // else the flow would believe neither the endpoint's acknowledgement nor the client's RST.
 func TestAcknowledgementsTakeNoDataBack(t *testing.T) {
 	requireRoot(t)
-	k, err := Open(1024, nil)
-	must.OK(t, err)
+	k := must.Get(Open(1024, nil))(t)
 	t.Cleanup(k.Close)
 	client, endpoint := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.1.0.1:80")
 	f := &k.Flows[1]

@@ -17,13 +17,11 @@ import (
 // openIDs opens a Kernel, closes it, and returns its programs' identifiers.
 func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
 	t.Helper()
-	k, err := Open(1000, p)
-	must.OK(t, err)
+	k := must.Get(Open(1000, p))(t)
 	defer k.Close()
 	k.Control.Netns = p.Netns
 	for i, program := range []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress} {
-		info, err := program.Info()
-		must.OK(t, err)
+		info := must.Get(program.Info())(t)
 		ids[i], _ = info.ID()
 	}
 	return ids
@@ -32,8 +30,7 @@ func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
 // A start with the build that has pinned its programs loads none. Everything else that is pinned
 // at their places is replaced.
 func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
-	p, err := OpenPins(netns.MountBPF(t), "test", 0, 1000)
-	must.OK(t, err)
+	p := must.Get(OpenPins(netns.MountBPF(t), "test", 0, 1000))(t)
 	t.Cleanup(p.Remove)
 	ingress, other := p.programPath(ethernetHeader, "ingress"), p.path(programPin+"0123456789abcdef_14_ingress")
 	first := openIDs(t, p)
@@ -56,8 +53,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 	}
 
 	// Another build's: this one's are gone, and the other's go.
-	program, err := ebpf.LoadPinnedProgram(ingress, nil)
-	must.OK(t, err)
+	program := must.Get(ebpf.LoadPinnedProgram(ingress, nil))(t)
 	pin(other, program)
 	_ = os.Remove(ingress)
 	second := differ("another build", first)
@@ -66,15 +62,13 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 	}
 
 	// A program of ours that uses other maps.
-	foreign, err := Open(10, nil)
-	must.OK(t, err)
+	foreign := must.Get(Open(10, nil))(t)
 	defer foreign.Close()
 	pin(ingress, foreign.Ethernet.Ingress)
 	second = differ("other maps", second)
 
 	// Something else.
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	must.OK(t, err)
+	m := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}))(t)
 	defer m.Close()
 	pin(ingress, m)
 	second = differ("a map", second)
@@ -98,8 +92,7 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 func BenchmarkStart(b *testing.B) {
 	for name, removed := range map[string]string{"first": pinPrefix, "same build": "none", "other build": programPin} {
 		b.Run(name, func(b *testing.B) {
-			p, err := OpenPins(netns.MountBPF(b), "test", 0, 1000)
-			must.OK(b, err)
+			p := must.Get(OpenPins(netns.MountBPF(b), "test", 0, 1000))(b)
 			b.Cleanup(p.Remove)
 			var used time.Duration
 			for i := range b.N + 1 {
@@ -108,8 +101,7 @@ func BenchmarkStart(b *testing.B) {
 				if i == 1 {
 					b.ResetTimer()
 				}
-				k, err := Open(1000, p)
-				must.OK(b, err)
+				k := must.Get(Open(1000, p))(b)
 				k.Control.Netns = p.Netns
 				if i > 0 {
 					used += cpuTime() - before

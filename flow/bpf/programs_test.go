@@ -17,8 +17,7 @@ import (
 // run finds the same packet.
 func BenchmarkPrograms(b *testing.B) {
 	requireRoot(b)
-	k, err := Open(1024, nil)
-	must.OK(b, err)
+	k := must.Get(Open(1024, nil))(b)
 	b.Cleanup(k.Close)
 	for _, c := range []struct {
 		name             string

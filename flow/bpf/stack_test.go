@@ -12,8 +12,7 @@ import (
 // other with more than 512 bytes together. Those of the tests may be newer.
 func TestStackFitsOlderKernels(t *testing.T) {
 	const most, unit = 512, 32
-	spec, err := LoadKernel()
-	must.OK(t, err)
+	spec := must.Get(LoadKernel())(t)
 	for name, p := range spec.Programs {
 		own, calls := make(map[string]int), make(map[string][]string)
 		function, moved := "", map[asm.Register]bool{} // registers that have R10

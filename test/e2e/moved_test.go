@@ -128,9 +128,7 @@ func (m *movers) takeOver(t *testing.T, talks, dials int) {
 	for _, c := range m.dialled[:len(m.dialled)-dials] {
 		_ = c.Close() // it has been through another take-over
 	}
-	if code := before.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("after a take-over: %v, want exit status 0", before.cmd.ProcessState)
-	}
+	check.Equalf(t, before.cmd.ProcessState.ExitCode(), 0, "exit status after a take-over")
 }
 
 // end ends all clients, and then the proxy.
@@ -253,8 +251,7 @@ func echoSilently(t *testing.T, h *netns.Host, port uint16) net.Listener {
 	t.Helper()
 	lc := net.ListenConfig{}
 	lc.SetMultipathTCP(false)
-	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
-	must.OK(t, err)
+	l := must.Get(h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port)))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go netns.Accept(l, func(c net.Conn) {
 		go func() {

@@ -55,8 +55,7 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	var sessions []old
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(dnsPort, movedAddresses...) {
-			c, err := from.Dial("udp", address)
-			must.OK(t, err)
+			c := must.Get(from.Dial("udp", address))(t)
 			defer c.Close()
 			sessions = append(sessions, old{from.Name() + " asks " + address, c})
 		}
@@ -81,10 +80,8 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 		}
 	}
 	answered("before")
-	link, err := lab.Node.Netlink().LinkByName(lab.Client.Name())
-	must.OK(t, err)
-	before, err := p.metrics()
-	must.OK(t, err)
+	link := must.Get(lab.Node.Netlink().LinkByName(lab.Client.Name()))(t)
+	before := must.Get(p.metrics())(t)
 	const metric = "sluice_port_claims"
 	claims := func(more bool) { // waits until the proxy has noticed
 		t.Helper()

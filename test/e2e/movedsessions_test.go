@@ -157,8 +157,7 @@ func newNumbered(t *testing.T, m mode, sessions int) *numbered {
 func (n *numbered) open(t *testing.T, targets []string, sessions int) {
 	t.Helper()
 	for i := range sessions {
-		c, err := n.lab.Client.Dial("udp", targets[i%len(targets)])
-		must.OK(t, err)
+		c := must.Get(n.lab.Client.Dial("udp", targets[i%len(targets)]))(t)
 		s := &numberedSession{conn: c, id: uint32(i), window: 1, pause: time.Duration(sessions) * time.Millisecond / 3}
 		if i < 2*len(targets) {
 			s.window, s.pause = 8, time.Millisecond
@@ -218,8 +217,7 @@ func (n *numbered) serve(t *testing.T, port uint16) {
 
 func (n *numbered) serveAt(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", address)
-	must.OK(t, err)
+	pc := must.Get(h.ListenPacket("udp", address))(t)
 	t.Cleanup(func() { _ = pc.Close() })
 	netns.LongQueue(pc)
 	go func() {

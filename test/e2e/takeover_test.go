@@ -77,8 +77,7 @@ func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
 // talk opens a connection that is used until the end.
 func (w *takeOvers) talk(t *testing.T, address string) {
 	t.Helper()
-	c, err := w.lab.Client.Dial("tcp", address)
-	must.OK(t, err)
+	c := must.Get(w.lab.Client.Dial("tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	k := &talker{conn: c, pause: 5 * time.Millisecond}
 	w.talkers = append(w.talkers, k)
@@ -215,9 +214,7 @@ func playTakeOvers(t *testing.T, m mode, flags ...string) {
 	}
 	w.end()
 	for _, p := range before {
-		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("after a take-over: %v, want exit status 0", p.cmd.ProcessState)
-		}
+		check.Equalf(t, p.cmd.ProcessState.ExitCode(), 0, "exit status after a take-over")
 	}
 	connections := int64(len(w.talkers))
 	for _, g := range w.targets {
@@ -502,9 +499,7 @@ func TestTakeOverInAnotherMode(t *testing.T) {
 	next.mode = modes[1]
 	next.start("--take-over")
 	p.waitExit()
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("%v, want exit status 0", p.cmd.ProcessState)
-	}
+	check.Equalf(t, p.cmd.ProcessState.ExitCode(), 0, "exit status")
 	check.OK(t, must.Err(lab.Client.Ask("tcp", addresses(80, vip4)[0])))
 	next.stop()
 }
@@ -582,8 +577,7 @@ func TestPromise7_ForwardedConnectionsOutliveALesserProcess(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.start("--datapath", "kernel")
 	target := addresses(80, vip4)[0]
-	c, err := lab.Client.Dial("tcp", target)
-	must.OK(t, err)
+	c := must.Get(lab.Client.Dial("tcp", target))(t)
 	defer c.Close()
 	must.OK(t, must.Err(netns.AskOn(c)))
 	lesser := *p

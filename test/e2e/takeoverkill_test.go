@@ -258,9 +258,7 @@ func TestTwoTakeOversAtOnce(t *testing.T) {
 	first.waitExit()
 	last.awaitReady()
 	for _, before := range []*proxy{p, first} {
-		if code := before.cmd.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("after a take-over: %v, want exit status 0", before.cmd.ProcessState)
-		}
+		check.Equalf(t, before.cmd.ProcessState.ExitCode(), 0, "exit status after a take-over")
 	}
 	alive(t, held)
 	check.OK(t, must.Err(lab.Client.Ask("tcp", address)))

@@ -79,8 +79,7 @@ func TestTakeOverPausesConnections(t *testing.T) {
 		if said == nil || said[1] != strconv.Itoa(connections) {
 			t.Fatalf("the process before says that it has given %q, want %d connections", said, connections)
 		}
-		took, err := time.ParseDuration(said[2])
-		must.OK(t, err)
+		took := must.Get(time.ParseDuration(said[2]))(t)
 		t.Logf("%d connections in %v (goal: 9000 in 0.5s), %.0f in a second; pause: p50 %s (goal: 5ms), p99 %s (goal: 50ms)",
 			connections, took, float64(connections)/took.Seconds(), said[3], said[4])
 	}

@@ -187,9 +187,7 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 	})
 	processes[takeOvers].stop()
 	all = append(all, processes[takeOvers].records...)
-	if len(all) != total {
-		t.Errorf("%d records, want %d", len(all), total)
-	}
+	check.Equalf(t, len(all), total, "records")
 	for _, r := range all {
 		want[r.FromClient]--
 		answers := r.FromClient
@@ -201,9 +199,7 @@ func TestPromise7_AssociationsMove(t *testing.T) {
 		}
 	}
 	for messages, n := range want {
-		if n != 0 {
-			t.Errorf("records of %d messages: %d are missing", messages, n)
-		}
+		check.Equalf(t, n, 0, "missing records, of %d messages", messages)
 	}
 	if moves == 0 {
 		t.Error("no take-over has moved all associations")
