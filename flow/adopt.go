@@ -244,11 +244,13 @@ func (w *worker) put(k *bpf.KernelFlow) *bpf.KernelFlow {
 	own := &w.kernel.Flows[index]
 	k.Generation, k.Service, k.Inject = own.Generation+1, 0, 0 // that version's service ports have other numbers
 	*own = *k
-	w.giveWayTo(index)
-	if !w.kernel.Index.PutAll(index) {
-		own.State = bpf.KernelStateFREE
-		w.spares.Give(index)
-		return nil
+	if own.State < bpf.KernelStateCLOSED { // else its client may use the tuple for a connection that is relayed
+		w.giveWayTo(index)
+		if !w.kernel.Index.PutAll(index) {
+			own.State = bpf.KernelStateFREE
+			w.spares.Give(index)
+			return nil
+		}
 	}
 	w.left++
 	if own.Options&bpf.KernelOptionOPTION_DIRECT != 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -87,39 +88,53 @@ func (n *node) leaveDirect() {
 }
 
 // A client uses the port of a connection that is over again, to a destination that kernel flows do not serve
-// now: the next process does not know its Services yet, or the Service is gone. The node has the new
-// connection, from the first packet on.
+// now. The node has the new connection, from the first packet on, also when the next version takes over,
+// which records the earlier one.
 func TestClosedFlowLeavesItsTupleToTheNode(t *testing.T) {
-	for _, another := range []bool{false, true} {
-		lab := netns.NewLab(t, 1)
-		root := netns.MountBPF(t)
-		of := func(flows int, keep bool) func(*Options) {
-			return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
-		}
-		endpoint, vip := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
-		n := newNode(t, lab, of(4096, another))
-		n.apply(svc(vip4, nil, endpoint))
-		m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
-		const connections = 8
-		for i := range connections {
-			must.OK(t, m.must(t, 45000+i, vip).end(2))
-		}
-		wait.True(t, "their records", func() bool { return len(n.taken()) == connections })
-		if another {
-			n.leave()
-			n = newNode(t, lab, of(2048, false))
-		} else {
-			n.apply(service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "test", Name: "web"}}}})
-		}
-		must.OK(t, lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(vip.Addr().AsSlice())}))
-		l, err := lab.Node.Listen("tcp", vip.String())
-		must.OK(t, err)
-		m.server = l.(*net.TCPListener)
-		for i := range connections {
-			must.OK(t, m.must(t, 45000+i, vip).end(2))
-		}
-		_ = l.Close()
-		n.apply(named("other", svc("10.96.0.11", nil, endpoint))) // which adopts the earlier ones
-		n.finish()
+	lab := netns.NewLab(t, 1)
+	root := netns.MountBPF(t)
+	of := func(flows int, keep bool) func(*Options) {
+		return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
 	}
+	endpoint, vip := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
+	n := newNode(t, lab, of(4096, true))
+	n.apply(svc(vip4, nil, endpoint))
+	m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+	const connections = 8
+	connect := func() (list []sides) {
+		t.Helper()
+		for i := range connections {
+			list = append(list, m.must(t, 45000+i, vip))
+		}
+		return list
+	}
+	end := func(list []sides) {
+		t.Helper()
+		for _, s := range list {
+			must.OK(t, s.end(2))
+		}
+	}
+	end(connect())
+	earlier := connect()
+	wait.True(t, "all are known", func() bool { return n.server.Stats().Open >= connections && len(n.taken()) == connections })
+	n.apply(service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "test", Name: "web"}}}})
+	must.OK(t, lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(vip.Addr().AsSlice())}))
+	l, err := lab.Node.Listen("tcp", vip.String())
+	must.OK(t, err)
+	defer l.Close()
+	n.leave()
+	end(earlier) // which nobody records
+	m.server = l.(*net.TCPListener)
+	relayed := connect()
+	n = newNode(t, lab, of(2048, false))
+	for _, s := range relayed {
+		for from := range s {
+			check.OK(t, say(s[from], m.random, func() (*net.TCPConn, error) { return s[1-from], nil }))
+		}
+	}
+	end(relayed)
+	end(connect())
+	n.apply(named("other", svc("10.96.0.11", nil, endpoint))) // which adopts the earlier ones
+	wait.True(t, "their records", func() bool { return len(n.taken()) == connections })
+	n.finish()
 }

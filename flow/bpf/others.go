@@ -87,11 +87,11 @@ func (f *form) takeAll(memory []byte, words []uint32, known []bool, direct bool,
 			continue
 		}
 		known[i] = true
-		ended := l.was.Seen&KernelSeenRECORDED != 0 // it lingers, and its client may use its tuple again
+		ended := l.was.Seen&KernelSeenRECORDED != 0 // it lingers
 		if l.was.isSession() {
 			l.was.leaveToSession()
 		}
-		if l.was.isWhole() && !(ended && l.was.isSession()) && (l.was.isSession() || f.knows(l.read)) {
+		if !ended && l.was.isWhole() && (l.was.isSession() || f.knows(l.read)) {
 			k := l.was
 			l.own = take(&k)
 		}
@@ -398,7 +398,7 @@ func (f *form) read(entry []byte, k *KernelFlow) {
 func (k *KernelFlow) isWhole() bool {
 	const known = KernelOptionOPTION_MASQUERADE | KernelOptionOPTION_IPV6 | KernelOptionOPTION_NODE | KernelOptionOPTION_MOVED | KernelOptionOPTION_DIRECT
 	hidden := k.Options&(KernelOptionOPTION_MASQUERADE|KernelOptionOPTION_NODE) != 0
-	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateASKING
+	settled := k.State == KernelStateOPEN || k.State == KernelStateCLOSED || k.State == KernelStateVACATED || k.State == KernelStateASKING
 	return (settled || k.isGivenUp() && k.Protocol == syscall.IPPROTO_TCP) && k.Options&^known == 0 && k.Seen&KernelSeenCOLLIDED == 0 &&
 		k.ClientPort != 0 && k.VipPort != 0 && k.EndpointPort != 0 && k.MiddlePort != 0 && (!hidden || k.NodePort != 0)
 }

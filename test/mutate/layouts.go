@@ -33,6 +33,11 @@ var layouts = []mutation{
 		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
 	},
 	{
+		name: "flow-others-closed-tuple", what: "a connection that is over takes the packets of its client's next one, which is relayed, when another version takes over",
+		file: "flow/adopt.go", old: "	if own.State < bpf.KernelStateCLOSED {", new: "	if true {",
+		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
+	},
+	{
 		name: "flow-closed-tuple", what: "a connection that is over keeps its tuple when its client uses that towards a destination without a Service",
 		file: "flow/bpf/flow.bpf.c", old: "return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;", new: "return verdict;",
 		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
