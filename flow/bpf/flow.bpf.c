@@ -208,8 +208,8 @@ GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int a
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
 	if (!s) {
-		int verdict = begin_direct(skb, p);
-		return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;
+		leave_to_relay(p, before);
+		return begin_direct(skb, p);
 	}
 	int first = may_begin(skb, p);
 	int own = is_from_node(skb);

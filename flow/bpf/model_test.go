@@ -326,6 +326,9 @@ const longestUpcall = 1600
 func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	id, ok := m.served[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]
 	if !ok {
+		if before != 0 {
+			delete(m.entries, p.tuple)
+		}
 		return m.beginDirect(s, p)
 	}
 	l := m.loads[id]

@@ -39,7 +39,7 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-closed-tuple", what: "a connection that is over keeps its tuple when its client uses that towards a destination without a Service",
-		file: "flow/bpf/flow.bpf.c", old: "return verdict == TCX_NEXT ? leave_to_relay(p, before) : verdict;", new: "return verdict;",
+		file: "flow/bpf/flow.bpf.c", old: "		leave_to_relay(p, before);\n		return begin_direct", new: "		return begin_direct",
 		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToTheNode",
 	},
 	{
