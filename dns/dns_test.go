@@ -72,8 +72,7 @@ type lab struct {
 func listen(t testing.TB, o Options) *Server {
 	t.Helper()
 	o.Addresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}
-	s := must.Get(Listen(o))(t)
-	return s
+	return must.Get(Listen(o))(t)
 }
 
 func newLab(t testing.TB, file string, forward ...netip.AddrPort) *lab {
@@ -318,8 +317,7 @@ func withOPT(t testing.TB, name string, size, version int) []byte {
 	_ = h.SetEDNS0(size, 0, false)
 	h.TTL |= uint32(version) << 16
 	q.Additionals = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}
-	packed := must.Get(q.Pack())(t)
-	return packed
+	return must.Get(q.Pack())(t)
 }
 
 // TestEDNS checks sizes and versions (RFC 6891).

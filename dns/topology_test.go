@@ -233,8 +233,7 @@ func BenchmarkBinary(b *testing.B) {
 
 func abs(b *testing.B, name string) string {
 	b.Helper()
-	path := must.Get(filepath.Abs(name))(b)
-	return path
+	return must.Get(filepath.Abs(name))(b)
 }
 
 // BenchmarkServer asks over UDP, one question after the other.

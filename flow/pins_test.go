@@ -304,8 +304,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 // pinsOf returns where a lab's node pins.
 func pinsOf(t *testing.T, root string, lab *netns.Lab) bpffs.Dir {
 	t.Helper()
-	dir := must.Get(bpffs.Of(root, "test", lab.Node.FD()))(t)
-	return dir
+	return must.Get(bpffs.Of(root, "test", lab.Node.FD()))(t)
 }
 
 // TestOldPinsAreRemoved: what an earlier version has pinned is removed after a while.

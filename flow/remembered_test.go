@@ -181,8 +181,7 @@ func TestAffinityEnds(t *testing.T) {
 		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = window
 	}, list...))
 	ask := func() string {
-		said := must.Get(lab.Client.Ask("tcp", vip4+":80"))(t)
-		return said
+		return must.Get(lab.Client.Ask("tcp", vip4+":80"))(t)
 	}
 	home := ask() // where clients go that are not remembered
 	n.awaitClients(1)

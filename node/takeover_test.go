@@ -32,8 +32,7 @@ func takesOver(t *testing.T, manifest string) (c Config, begin func() *Proxy) {
 	c.TakeOver, c.TakeOverTimeout = true, time.Minute
 	return c, func() *Proxy {
 		t.Helper()
-		p := must.Get(New(c, zerolog.New(zerolog.NewTestWriter(t))))(t)
-		return p
+		return must.Get(New(c, zerolog.New(zerolog.NewTestWriter(t))))(t)
 	}
 }
 

@@ -82,8 +82,7 @@ func each(b *testing.B, serve func(*net.TCPConn), f func(b *testing.B, addr neti
 }
 
 func dialBench(b *testing.B, addr netip.AddrPort) *net.TCPConn {
-	c := must.Get(net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(addr)))(b)
-	return c
+	return must.Get(net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(addr)))(b)
 }
 
 // BenchmarkBulk sends one stream from the client to the endpoint, in writes of

@@ -220,8 +220,7 @@ func (n *node) dial(address string) *net.TCPConn {
 // name reads who answered.
 func name(t *testing.T, c net.Conn) string {
 	t.Helper()
-	got := must.Get(netns.AskOn(c))(t)
-	return got
+	return must.Get(netns.AskOn(c))(t)
 }
 
 // wantReset connects and wants to be reset, which may be as soon as the

@@ -135,8 +135,7 @@ func configured(t *testing.T, text string) *runOptions {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.conf")
 	must.OK(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600))
-	o := must.Get(runFlags(t, "--config="+file, "--hostname-override=n"))(t)
-	return o
+	return must.Get(runFlags(t, "--config="+file, "--hostname-override=n"))(t)
 }
 
 // Each field of the file that means something is applied at once or needs a restart.

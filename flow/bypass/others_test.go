@@ -170,8 +170,7 @@ func lookAll(t *testing.T, o *others, n *netns.Host) bool {
 	t.Helper()
 	list := must.Get(n.Netlink().LinkList())(t)
 	must.OK(t, o.look())
-	news := must.Get(o.peers.look(list, func(int) bool { return true }))(t)
-	return news
+	return must.Get(o.peers.look(list, func(int) bool { return true }))(t)
 }
 
 // TestPeersOfOneNamespace: a packet cannot go straight to a peer in the node's own namespace,

@@ -1,13 +1,11 @@
 package bind
 
 import (
-	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -25,8 +23,7 @@ func TestSteering(t *testing.T) {
 	steering.Run(t, steering.Mode{
 		Uncounted: true,
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
-			r := must.Get(New(optionsOf(node)))(t)
-			return r
+			return must.Get(New(optionsOf(node)))(t)
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {
 			r.(*Redirector).Touched = false
@@ -60,21 +57,4 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 		}
 		check.OK(t, r.Close())
 	}
-}
-
-func TestPlansThatCannotBe(t *testing.T) {
-	lab := netns.NewLab(t, 0)
-	r := must.Get(New(optionsOf(lab.Node)))(t)
-	lab.Settle(t)
-	before := lab.Node.Dump(t)
-	for _, c := range []struct{ local, want string }{
-		{"10.0.0.0/8", "this node's own address 10.1.0.1"},
-		{"0.0.0.0/0", "it holds every address"},
-	} {
-		err := r.Apply(redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix(c.local))})
-		check.Error(t, err, c.want)
-	}
-	check.Textf(t, lab.Node.Dump(t), before, "left behind")
-	check.OK(t, r.Close())
-	check.ErrorIsf(t, r.Apply(redirect.Plan{}), mode.ErrClosed, "after Close")
 }

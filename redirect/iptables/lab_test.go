@@ -59,9 +59,7 @@ func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
 	opts.Routes.NetNS = node.FD()
 	r := must.Get(New(opts))(t)
-	t.Cleanup(func() {
-		check.OKf(t, r.Close(), "close")
-	})
+	t.Cleanup(func() { check.OKf(t, r.Close(), "close") })
 	return r
 }
 

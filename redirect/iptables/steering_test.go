@@ -17,8 +17,7 @@ func TestSteering(t *testing.T) {
 			New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 				o := opts
 				o.Routes.NetNS = node.FD()
-				r := must.Get(New(o))(t)
-				return r
+				return must.Get(New(o))(t)
 			},
 			Kill: func(_ testing.TB, r redirect.Redirector) {
 				r.(*Redirector).Touched = false

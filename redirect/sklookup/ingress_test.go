@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -97,9 +98,7 @@ func TestIngressFollowsInterfaces(t *testing.T) {
 	t.Cleanup(func() { _ = r.Close() })
 	must.OK(t, r.Apply(steering.Plan()))
 	steering.HoldClients(t, r, lab.Client.IPv4)
-	if n := len(r.ingress.links); n != 2 {
-		t.Errorf("the program is at %d interfaces, want 2", n)
-	}
+	check.Equalf(t, len(r.ingress.links), 2, "the program is at interfaces")
 	for _, l := range r.ingress.links {
 		must.OK(t, l.(interface{ Detach() error }).Detach())
 		break
@@ -117,9 +116,7 @@ func TestIngressFollowsInterfaces(t *testing.T) {
 	if repaired, err := r.Verify(); repaired || err != nil {
 		t.Fatalf("verify again: repaired %v, %v", repaired, err)
 	}
-	if n := len(r.ingress.links); n != 3 {
-		t.Errorf("the program is at %d interfaces, want 3", n)
-	}
+	check.Equalf(t, len(r.ingress.links), 3, "the program is at interfaces")
 	for index := range r.ingress.links {
 		if !r.ingress.attachedTo(index) {
 			t.Errorf("the program is not at interface %d", index)

@@ -1,19 +1,17 @@
 package sklookup
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -84,42 +82,11 @@ func TestVerifyRepairs(t *testing.T) {
 	}
 }
 
-// A plan that cannot be is an error that says why, and changes nothing.
-func TestPlansThatCannotBe(t *testing.T) {
-	lab := netns.NewLab(t, 0)
-	front := steering.NewFront(t, lab.Node, "front")
-	r := newRedirector(t, lab.Node)
+// A listener without a descriptor cannot be steered to.
+func TestPlanWithoutADescriptor(t *testing.T) {
+	r := newRedirector(t, netns.NewLab(t, 0).Node)
 	defer r.Close()
-	lab.Settle(t)
-	before := lab.Node.Dump(t)
-	sctp := web4
-	sctp.Protocol = service.SCTP
-	noDescriptor := func(p *redirect.Plan) { p.Steer = p.Steer.With(web4, redirect.Target{Port: 1}) }
-	for _, c := range []struct {
-		plan redirect.Plan
-		want string
-	}{
-		{steering.Plan(steering.Steer(front, sctp)), "SCTP 10.96.0.10:80: sk_lookup carries TCP and UDP only"},
-		{steering.Plan(noDescriptor), "no descriptor"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("::/0"))}, "it holds every address"},
-	} {
-		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q", err, c.want)
-		}
-	}
-	if after := lab.Node.Dump(t); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := r.Apply(redirect.Plan{}); !errors.Is(err, mode.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
-	if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	check.Error(t, r.Apply(steering.Plan(func(p *redirect.Plan) { p.Steer = p.Steer.With(web4, redirect.Target{Port: 1}) })), "no descriptor")
 }
 
 // A plan that is too large is an error that says so, and the next one that fits
@@ -133,9 +100,7 @@ func TestMapsThatAreFull(t *testing.T) {
 	defer r.Close()
 	for range 2 {
 		must.OK(t, r.Apply(bigPlan(front, 8)))
-		if err := r.Apply(bigPlan(front, 100)); err == nil || !strings.Contains(err.Error(), "have room for 16 destinations of each family") {
-			t.Errorf("too many: %v", err)
-		}
+		check.Errorf(t, r.Apply(bigPlan(front, 100)), "have room for 16 destinations of each family", "too many")
 	}
 	must.OK(t, r.Apply(bigPlan(front, 4)))
 	steering.Expect(t, lab.Client, web4, front.Says(web4))

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -133,14 +134,8 @@ func TestPlacesOfPins(t *testing.T) {
 		if (got == nil) != (c.want == "") || got != nil && !strings.Contains(got.Error(), c.want) {
 			t.Errorf("%q: %v, want %q", c.root, got, c.want)
 		}
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := os.Lstat(own.Pin(pinName)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("after Close: %v", err)
-		}
+		check.OK(t, r.Close())
+		check.ErrorIsf(t, must.Err(os.Lstat(own.Pin(pinName))), os.ErrNotExist, "after Close")
 	}
-	if _, err := os.Lstat(string(dead)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory of a network namespace that is gone: %v", err)
-	}
+	check.ErrorIsf(t, must.Err(os.Lstat(string(dead))), os.ErrNotExist, "the directory of a network namespace that is gone")
 }

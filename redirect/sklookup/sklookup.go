@@ -132,7 +132,7 @@ func New(opts Options) (*Redirector, error) {
 		silent.close()
 		return nil, err
 	}
-	steps := mode.Steps{Steers: "sk_lookup", Check: check, Apply: r.apply, Verify: r.verify, Remove: r.remove, Release: r.release}
+	steps := mode.Steps{Steers: "sk_lookup", Check: checkSocket, Apply: r.apply, Verify: r.verify, Remove: r.remove, Release: r.release}
 	if opts.Beside != nil {
 		r.beside = &beside{Beside: opts.Beside}
 		r.Touched = true // it is closed with us
@@ -253,8 +253,8 @@ func (r *Redirector) Traits() redirect.Traits {
 	return redirect.Traits{Name: Name, Replies: r.answers}
 }
 
-// check returns the error of a target that has no socket.
-func check(s redirect.Steering) error {
+// checkSocket returns the error of a target that has no socket.
+func checkSocket(s redirect.Steering) error {
 	if s.Target.FD == 0 {
 		return errors.New("no descriptor of the listening socket")
 	}

@@ -24,8 +24,7 @@ func optionsOf(node *netns.Host) Options {
 // newRedirector makes one inside the node; the test closes it.
 func newRedirector(t testing.TB, node *netns.Host) *Redirector {
 	t.Helper()
-	r := must.Get(New(optionsOf(node)))(t)
-	return r
+	return must.Get(New(optionsOf(node)))(t)
 }
 
 // onNodes plays the scenes on a node without a BPF file system, and on one that has
@@ -62,8 +61,7 @@ func pinnedOptions(node *netns.Host, root string) Options {
 // newPinned makes one that pins its program; the test closes it.
 func newPinned(t testing.TB, node *netns.Host, root string) *Redirector {
 	t.Helper()
-	r := must.Get(New(pinnedOptions(node, root)))(t)
-	return r
+	return must.Get(New(pinnedOptions(node, root)))(t)
 }
 
 // kill does what the end of a process does: it closes descriptors.

@@ -20,9 +20,7 @@ func newRedirector(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
 	opts.Routes.NetNS = node.FD()
 	r := must.Get(New(opts))(t)
-	t.Cleanup(func() {
-		check.OKf(t, r.Close(), "close")
-	})
+	t.Cleanup(func() { check.OKf(t, r.Close(), "close") })
 	return r
 }
 

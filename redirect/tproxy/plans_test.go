@@ -313,26 +313,6 @@ func TestRefusesAtOnce(t *testing.T) {
 	}
 }
 
-func TestPlansThatCannotBe(t *testing.T) {
-	lab := netns.NewLab(t, 0)
-	r := newRedirector(t, lab.Node, Options{})
-	f := steering.NewFront(t, lab.Node, "front")
-	for _, c := range []struct {
-		plan redirect.Plan
-		want string
-	}{
-		{steering.Plan(steering.Steer(f, sctp("10.96.0.10:80"))), "SCTP 10.96.0.10:80: the kernel's tproxy carries TCP and UDP only"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("fd00::/16"))}, "this node's own address fd00:1::1"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "it holds every address"},
-	} {
-		check.Error(t, r.Apply(c.plan), c.want)
-	}
-	if text, err := Dump(r.opts); err != nil || text != "" {
-		t.Errorf("%v: left in the kernel:\n%s", err, text)
-	}
-}
-
 func TestOptionsThatCannotBe(t *testing.T) {
 	for _, o := range []Options{
 		{Table: "two words"},

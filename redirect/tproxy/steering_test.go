@@ -15,8 +15,7 @@ func TestSteering(t *testing.T) {
 	optionsOf := func(node *netns.Host) Options { return Options{Routes: route.Options{NetNS: node.FD()}} }
 	steering.Run(t, steering.Mode{
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
-			r := must.Get(New(optionsOf(node)))(t)
-			return r
+			return must.Get(New(optionsOf(node)))(t)
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {
 			r.(*Redirector).Touched = false

@@ -57,8 +57,7 @@ func Check(t *testing.T) {
 
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
-	files := must.Get(filepath.Glob(pattern))(t)
-	return files
+	return must.Get(filepath.Glob(pattern))(t)
 }
 
 func read(t *testing.T, file string) []byte {

@@ -190,7 +190,6 @@ func ask(from *netns.Host, network string, question [3]string) error {
 // hold keeps a connection to kube-dns open.
 func (w *world) hold() (release func()) {
 	w.t.Helper()
-	c, err := w.lab.Client.Dial("tcp", net.JoinHostPort(dnsIP, "53"))
-	must.OK(w.t, err)
+	c := must.Get(w.lab.Client.Dial("tcp", net.JoinHostPort(dnsIP, "53")))(w.t)
 	return func() { _ = c.Close() }
 }

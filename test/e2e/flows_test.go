@@ -60,8 +60,7 @@ func TestDataPathOfConnections(t *testing.T) {
 		asks(c.from, c.vip, c.path)
 	}
 	status := func() string {
-		said := must.Get(sluice(t, lab, "status"))(t)
-		return said
+		return must.Get(sluice(t, lab, "status"))(t)
 	}
 	const told = "this node's own clients are relayed"
 	if said := status(); strings.Contains(said, told) {

@@ -350,8 +350,7 @@ func TestPortsUsedAgainWhileTheProcessRests(t *testing.T) {
 		connect := func() net.Conn {
 			t.Helper()
 			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: 61000 + i}}
-			c := must.Get(lab.Client.Dialer(&d, "tcp", address))(t)
-			return c
+			return must.Get(lab.Client.Dialer(&d, "tcp", address))(t)
 		}
 		c := connect()
 		must.OK(t, must.Err(netns.AskOn(c)))

@@ -129,8 +129,7 @@ func acceptProxyProtocol(t *testing.T, path string) {
 	p.start("--datapath", path)
 	dial := func(from *netns.Host, address string) net.Conn {
 		t.Helper()
-		c := must.Get(from.Dial("tcp", address))(t)
-		return c
+		return must.Get(from.Dial("tcp", address))(t)
 	}
 	v4, v6 := vip4+":80", "["+vip6+"]:80"
 	served := 0

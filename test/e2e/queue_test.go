@@ -28,8 +28,7 @@ func TestLimitsAndQueue(t *testing.T) {
 			return lab.Client.Connect(t, "tcp", vip+":80")
 		}
 		name := func(c net.Conn) string {
-			server := must.Get(netns.AskOn(c))(t)
-			return server
+			return must.Get(netns.AskOn(c))(t)
 		}
 		queued := func(want float64) {
 			p.awaitMetrics("queued connections", func(m map[string]float64) bool { return m["sluice_connections_queued"] == want })

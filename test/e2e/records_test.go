@@ -78,8 +78,7 @@ func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool)
 // records reads the access log.
 func (p *proxy) records() []record {
 	p.t.Helper()
-	list := must.Get(readRecords(p.accessLog))(p.t)
-	return list
+	return must.Get(readRecords(p.accessLog))(p.t)
 }
 
 // awaitRecords waits until the access log holds n records.

@@ -235,8 +235,7 @@ func clusterIPsOf(namespace string, i int) []string {
 
 func (w *tenancy) metrics() map[string]float64 {
 	w.t.Helper()
-	m := must.Get(w.p.metrics())(w.t)
-	return m
+	return must.Get(w.p.metrics())(w.t)
 }
 
 // sumOf adds up the series of a metric that have all the labels, in Prometheus'

@@ -16,8 +16,7 @@ import (
 // Link returns an interface of a host.
 func (h *Host) Link(t testing.TB, name string) netlink.Link {
 	t.Helper()
-	l := must.Get(h.Netlink().LinkByName(name))(t)
-	return l
+	return must.Get(h.Netlink().LinkByName(name))(t)
 }
 
 // NFT applies a script of nftables in a host's namespace.

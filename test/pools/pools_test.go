@@ -178,8 +178,7 @@ func httpClients(t *testing.T, from *netns.Host, address string, n int) (all []f
 func serveGRPC(t *testing.T, hosts []*netns.Host, port uint16) {
 	t.Helper()
 	for _, h := range hosts {
-		l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-		must.OK(t, err)
+		l := must.Get(h.Listen("tcp", fmt.Sprintf(":%d", port)))(t)
 		s := grpc.NewServer()
 		grpc_health_v1.RegisterHealthServer(s, health.NewServer())
 		done := make(chan error, 1)

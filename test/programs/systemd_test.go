@@ -134,8 +134,7 @@ func (s *systemd) systemctl(args ...string) (string, error) {
 // command is systemctl that must succeed.
 func (s *systemd) command(args ...string) string {
 	s.t.Helper()
-	text := must.Get(s.systemctl(args...))(s.t)
-	return text
+	return must.Get(s.systemctl(args...))(s.t)
 }
 
 // show returns a property of the unit.

@@ -59,8 +59,7 @@ func TestQUICSurvivesChanges(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 
-	pc, err := lab.Client.ListenPacket("udp", ":0")
-	must.OK(t, err)
+	pc := must.Get(lab.Client.ListenPacket("udp", ":0"))(t)
 	defer pc.Close()
 	conn, err := quic.Dial(ctx, pc, &net.UDPAddr{IP: net.ParseIP(vip), Port: port},
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocol}}, settings()) //nolint:gosec // the server's certificate is made by the test
@@ -161,8 +160,7 @@ func serveStream(stream *quic.Stream) error {
 // serve runs a server until the test ends.
 func serve(t *testing.T, h *netns.Host) *server {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", target))
-	must.OK(t, err)
+	pc := must.Get(h.ListenPacket("udp", fmt.Sprintf(":%d", target)))(t)
 	listener, err := quic.Listen(pc, &tls.Config{Certificates: []tls.Certificate{certificate(t)}, NextProtos: []string{protocol}, MinVersion: tls.VersionTLS13}, settings())
 	must.OK(t, err)
 	s := &server{}
@@ -204,10 +202,8 @@ func (s *server) accept(ctx context.Context, t *testing.T, listener *quic.Listen
 
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.OK(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must.OK(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

@@ -27,8 +27,7 @@ func TestProxyBoundsMessages(t *testing.T) {
 	serve(t, b.Namespace, at(b), options(), echo)
 	p := startProxy(t, lab.Node.Namespace, manifest(svc{name: "web", ip: "10.96.0.10", endpoints: []string{b.IPv4.String()}}), "--max-sctp-message", fmt.Sprint(bound))
 	open := func() *peer {
-		a := must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
-		return a
+		return must.Get(dial(lab.Client.Namespace, "10.96.0.10:3868", options()))(t)
 	}
 	neighbours := []*peer{open(), open(), open()}
 	for _, n := range neighbours {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -314,6 +315,29 @@ func flushRules(node *netns.Host) error {
 		}
 	}
 	return nil
+}
+
+// plansThatCannotBe: the error says why, and nothing of such a plan is in the kernel; nor is
+// anything applied after Close.
+func plansThatCannotBe(t *testing.T, m Mode) {
+	s := newStage(t, m, 0)
+	s.Settle(t)
+	before := s.Node.Dump(t)
+	for _, c := range []struct{ local, want string }{
+		{"10.0.0.0/8", "this node's own address 10.1.0.1"},
+		{"fd00::/16", "this node's own address fd00:1::1"},
+		{"0.0.0.0/0", "it holds every address"},
+		{"::/0", "it holds every address"},
+	} {
+		check.Error(t, s.steer.Apply(redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix(c.local))}), c.want)
+	}
+	if !s.steer.Traits().BindEach {
+		check.Error(t, s.steer.Apply(Plan(Steer(s.front, SCTP("10.96.0.10:80")))), "carries TCP and UDP only")
+	}
+	check.Textf(t, s.Node.Dump(t), before, "left in the kernel")
+	must.OK(t, s.steer.Close())
+	check.ErrorIsf(t, s.steer.Apply(redirect.Plan{}), mode.ErrClosed, "apply after Close")
+	check.ErrorIsf(t, must.Err(s.steer.Verify()), mode.ErrClosed, "verify after Close")
 }
 
 // killed: the next process takes over the state of a killed one, and Cleanup

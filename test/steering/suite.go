@@ -60,6 +60,7 @@ func Run(t *testing.T, m Mode) {
 	t.Run("clients' own addresses", func(t *testing.T) { clientAddresses(t, m) })
 	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
 	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
+	t.Run("plans that cannot be", func(t *testing.T) { plansThatCannotBe(t, m) })
 	t.Run("refusals are counted", func(t *testing.T) { refusals(t, m) })
 	t.Run("killed", func(t *testing.T) { killed(t, m) })
 }
@@ -84,9 +85,7 @@ func (s *stage) start(t *testing.T) {
 	t.Helper()
 	r := s.mode.New(t, s.Node)
 	s.steer = r
-	t.Cleanup(func() {
-		check.OKf(t, r.Close(), "close")
-	})
+	t.Cleanup(func() { check.OKf(t, r.Close(), "close") })
 }
 
 // another returns a second front, or the first where it binds for each plan.

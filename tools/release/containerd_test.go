@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/must"
 )
 
 // patience bounds each wait.
@@ -29,9 +31,7 @@ func needsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	if os.Getenv("SLUICE_REQUIRE_ROOT") != "" {
-		t.Fatal("it needs root")
-	}
+	must.Equalf(t, os.Getenv("SLUICE_REQUIRE_ROOT"), "", "it needs root")
 	t.Skip("SKIP-NEEDS: root, for containerd")
 }
 

@@ -37,8 +37,7 @@ func read(t *testing.T) (change service.Change, objects map[string][]string) {
 	text := must.Read(t, testdata+"shop.yaml")
 	objects = map[string][]string{"Namespace": {`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}`}}
 	add := func(kind string, o any) {
-		data, err := json.Marshal(o)
-		must.OK(t, err)
+		data := must.Get(json.Marshal(o))(t)
 		objects[kind] = append(objects[kind], string(data))
 	}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {

@@ -370,8 +370,7 @@ func childOf(t *testing.T, pid int) int {
 		children = append(children, strings.Fields(string(b))...)
 	}
 	must.Equalf(t, len(children), 1, "process %d has the children %v", pid, children)
-	child := must.Get(strconv.Atoi(children[0]))(t)
-	return child
+	return must.Get(strconv.Atoi(children[0]))(t)
 }
 
 // running reports whether the process is there and not only waiting for its
