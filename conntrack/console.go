@@ -56,7 +56,11 @@ func (c *consoleEncoder) encode(r *Record) {
 		}
 	}
 	name(" node ", r.ClientNode())
-	address(" ", r.Client)
+	if r.Event == Refused { // its packets may have had several ports
+		b = r.Client.Addr().AppendTo(append(b, ' '))
+	} else {
+		address(" ", r.Client)
+	}
 	address(" via ", r.Via())
 	address(" -> ", r.VIP)
 	if r.Protocol != service.TCP {
@@ -68,7 +72,12 @@ func (c *consoleEncoder) encode(r *Record) {
 	}
 	if r.Event == Refused {
 		b = strconv.AppendUint(append(b, " | "...), r.DatagramsFromClient, 10)
-		text(" packets refused | ", r.End.String(), "\n")
+		if r.DatagramsFromClient == 1 {
+			text(" packet")
+		} else {
+			text(" packets")
+		}
+		text(" refused | ", r.End.String(), "\n")
 		c.scratch = b
 		c.out.Write(b)
 		return

@@ -118,7 +118,7 @@ export function recordsView() {
     row.item = r;
     const c = row.cells_;
     text(c[0], clock(r.at, true));
-    text(c[1], r.client + at(r));
+    text(c[1], (r.event === "refused" ? r.client.replace(/:0$/, "") : r.client) + at(r));
     drawName(c[2], r.service ?? r.vip);
     drawEndpoint(c[3], r);
     text(c[4], String(r.attempts));

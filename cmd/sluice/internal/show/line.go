@@ -3,6 +3,7 @@ package show
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/internal/amount"
@@ -19,6 +20,14 @@ func (l Lines) Row(c *api.Connection) error {
 	return err
 }
 
+// packets counts them in words.
+func packets(n uint64) string {
+	if n == 1 {
+		return "1 packet"
+	}
+	return strconv.FormatUint(n, 10) + " packets"
+}
+
 // Flush does nothing: no row waits.
 func (l Lines) Flush() error { return nil }
 
@@ -32,15 +41,20 @@ func Line(c *api.Connection) string {
 		}
 	}
 	add(" node ", printable.Name(c.ClientNode))
-	add(" ", c.Client)
+	refused := c.Event == "refused" // its packets may have had several ports
+	if client, found := strings.CutSuffix(c.Client, ":0"); refused && found {
+		add(" ", strings.Trim(client, "[]"))
+	} else {
+		add(" ", c.Client)
+	}
 	add(" ", printable.Name(c.ClientPod))
 	add(" -> ", c.VIP)
 	if c.Protocol != "TCP" {
 		add(" ", c.Protocol)
 	}
 	add(" ", printable.Name(c.Service))
-	if c.Event == "refused" {
-		fmt.Fprintf(&b, " | %d packets refused | %s", c.Packets, c.End)
+	if refused {
+		fmt.Fprintf(&b, " | %s refused | %s", packets(c.Packets), c.End)
 		return b.String()
 	}
 	if c.ConnectUS != nil || len(c.Failed) < c.Attempts {

@@ -63,7 +63,10 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 	})
 	alone.SetTransport(&conntrack.Transport{Client: conntrack.Side{Known: conntrack.BySocket, RTT: 80_000}})
 	datagrams := conntrack.Record{Wall: whole.Wall, Protocol: service.UDP, Client: whole.Client, VIP: whole.VIP}
-	for _, r := range []conntrack.Record{whole, opened, connecting, failed, lossy, alone, datagrams} {
+	refused := conntrack.Record{Event: conntrack.Refused, Wall: whole.Wall, Protocol: service.TCP, Client: netip.MustParseAddrPort("10.1.0.2:0"), VIP: whole.VIP, DatagramsFromClient: 1, End: conntrack.NoEndpoints}
+	refused6 := refused
+	refused6.Client, refused6.DatagramsFromClient = netip.MustParseAddrPort("[fd00::2]:0"), 2
+	for _, r := range []conntrack.Record{whole, opened, connecting, failed, lossy, alone, datagrams, refused, refused6} {
 		var forms [2]string
 		for i, console := range []bool{false, true} {
 			var text bytes.Buffer
@@ -73,5 +76,8 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 			forms[i] = text.String()
 		}
 		check.Textf(t, lineOf(t, forms[0])+"\n", forms[1], "the line")
+		if r.Event == conntrack.Refused && !regexp.MustCompile(` (10.1.0.2|fd00::2) -> 10.96.0.30:80 \| (1 packet|2 packets) refused \| no_endpoints\n$`).MatchString(forms[1]) {
+			t.Errorf("a refusal is told as %s", forms[1])
+		}
 	}
 }

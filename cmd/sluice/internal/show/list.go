@@ -2,7 +2,6 @@ package show
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"strconv"
 	"time"
@@ -20,7 +19,7 @@ func Blame(out io.Writer, all []blame.Failures, now time.Time) error {
 		age := func(at time.Time) string { return amount.Duration(max(now.Sub(at), 0)) + " ago" }
 		count := strconv.Itoa(f.Count)
 		if f.Packets > 0 { // refused or dropped
-			count += fmt.Sprintf(" (%d packets)", f.Packets)
+			count += " (" + packets(f.Packets) + ")"
 		}
 		return []string{printable.Name(f.ProxyNode), count, dash(cmp.Or(f.Service, f.VIP)), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error),
 			age(f.Last), age(f.First), strconv.Itoa(f.Clients), dash(f.LastClient)}
@@ -32,7 +31,7 @@ func Failures(out io.Writer, all []api.Failure, now time.Time) error {
 	return table(out, []string{proxyNode, "AGE", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "AFTER", "CLIENT"}, all, func(f *api.Failure) []string {
 		service, after := f.Service, us(f.US)
 		if f.Packets > 0 { // refused or dropped
-			service, after = cmp.Or(service, f.VIP), fmt.Sprintf("%d packets", f.Packets)
+			service, after = cmp.Or(service, f.VIP), packets(f.Packets)
 		}
 		return []string{printable.Name(f.ProxyNode), amount.Duration(max(now.Sub(f.Time), 0)), dash(service), dash(f.Endpoint), dash(f.Pod), dash(f.Node),
 			dash(f.Error), after, dash(f.Client)}
