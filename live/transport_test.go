@@ -162,6 +162,13 @@ func TestJudge(t *testing.T) {
 			ended(conntrack.ClientReset)(r, s)
 			r.FirstByte = 0
 		}, "pod", "the client gave up"},
+		{func(r *conntrack.Record, s *conntrack.Transport) {
+			s.Client.Known, s.Endpoint.Known, s.Idle, r.Duration = conntrack.ByPackets, conntrack.ByPackets, 2*stalled, 3*stalled
+		}, "nobody", "which took 1ms, and nothing has been sent for 2s"},
+		{func(r *conntrack.Record, s *conntrack.Transport) {
+			r.Protocol, r.ConnectTime, s.Idle, r.Duration = service.UDP, 0, 2*stalled, 3*stalled
+		}, "nobody", "the first answer came 100ms after the first datagram, and nothing has been sent for 2s"},
+		{func(r *conntrack.Record, _ *conntrack.Transport) { r.Protocol, r.ConnectTime = service.UDP, 0 }, "pod", "the first answer came 100ms after"},
 		{ended(conntrack.ClientTimeout), "client_network", "no longer acknowledged"},
 		{ended(conntrack.LimitReached), "node", "limit"},
 		{ended(conntrack.ClientFin), "pod", "came 99ms after the handshake, which took 1ms"},

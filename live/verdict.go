@@ -92,7 +92,12 @@ func judgeFirst(r *conntrack.Record) api.Verdict {
 	waited, answer := r.WaitTime(), r.FirstByte-r.ConnectTime
 	connect := r.ConnectTime - waited
 	why := fmt.Sprintf("the first byte came %s after the handshake, which took %s", lasts(answer), lasts(connect))
-	switch {
+	if r.Protocol == service.UDP { // without a handshake
+		why = fmt.Sprintf("the first answer came %s after the first datagram", lasts(r.FirstByte))
+	}
+	switch t := r.Transport(); {
+	case r.FirstByte < r.Duration/2 && r.State() != conntrack.Closed && t != nil && t.Idle > stalled:
+		return verdict("nobody", "%s, and nothing has been sent for %s", why, lasts(t.Idle))
 	case r.FirstByte < r.Duration/2:
 		return verdict("nobody", "%s; the rest of %s is what both sides sent", why, lasts(r.Duration-r.FirstByte))
 	case waited > max(connect, answer):
@@ -106,7 +111,7 @@ func judgeFirst(r *conntrack.Record) api.Verdict {
 }
 
 // stalled is how long a kernel flow's peer may be silent beside bytes that it has not
-// acknowledged, in ns.
+// acknowledged, and how long both sides may be beside nothing, in ns.
 const stalled = int64(time.Second)
 
 // repeating is the time, in ns, after which bytes are lost that were sent again and not acknowledged:

@@ -178,6 +178,11 @@ var views = []mutation{
 		pkg: "test/e2e", test: "TestQuestionNamesTheRightPod/kernel/dropped",
 	},
 	{
+		name: "idle-is-busy", what: "a story says of a connection on which nothing is sent that both sides send",
+		file: "live/verdict.go", old: "t != nil && t.Idle > stalled:", new: "t != nil && t.Idle > 1<<62:",
+		pkg: "live", test: "TestJudge",
+	},
+	{
 		name: "lasted-without-ends", what: "rates say of no connection how long it lasted",
 		file: "live/meter.go", old: "			g.Lasted.Add(time.Duration(r.Duration))\n", new: "",
 		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
