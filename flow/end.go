@@ -133,21 +133,20 @@ func (f *flow) leave() {
 	w.gone = append(w.gone, f)
 }
 
-// free removes the tuples of an index, then releases it. In the other order, BPF would treat packets
+// free removes the tuples of indices, then releases these. In the other order, BPF would treat packets
 // that find the free flow as those of an open one: packets of the client's own connection to the
 // endpoint would get the Service's address.
-func (w *worker) free(index uint32) {
-	k := &w.kernel.Flows[index]
-	state := (*uint32)(&k.State)
-	if atomic.LoadUint32(state) != uint32(bpf.KernelStateVACATED) {
-		w.kernel.Index.EraseAll(index)
+func (w *worker) free(indices ...uint32) {
+	w.kernel.Index.EraseAll(indices...)
+	for _, index := range indices {
+		k := &w.kernel.Flows[index]
+		atomic.StoreUint32((*uint32)(&k.State), uint32(bpf.KernelStateFREE))
+		l := &w.kernel.Loads[k.Service]
+		if bpf.ProtocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCONFIRMED))&uint32(bpf.KernelSeenCONFIRMED) == 0 {
+			atomic.AddUint64(&l.Confirmed, 1)
+		}
+		atomic.AddUint64(&l.Ended, 1)
 	}
-	atomic.StoreUint32(state, uint32(bpf.KernelStateFREE))
-	l := &w.kernel.Loads[k.Service]
-	if bpf.ProtocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCONFIRMED))&uint32(bpf.KernelSeenCONFIRMED) == 0 {
-		atomic.AddUint64(&l.Confirmed, 1)
-	}
-	atomic.AddUint64(&l.Ended, 1)
-	w.freed = append(w.freed, index)
-	w.server.stats.open.Add(-1)
+	w.freed = append(w.freed, indices...)
+	w.server.stats.open.Add(-int64(len(indices)))
 }

@@ -16,6 +16,8 @@ const (
 	// may be lost behind this node: then the other side repeats its FIN, in Linux 0.2 seconds and
 	// a round trip later.
 	lingerDone = 300 * time.Millisecond
+	// expireBatch is how many flows are freed together.
+	expireBatch = 16
 )
 
 // lingering holds the flows that have ended and whose tuples stay for a while, for packets that
@@ -84,16 +86,29 @@ func (f *flow) linger(at int64) {
 // expire frees the flows that have lingered long enough, counted from their last packet too.
 func (w *worker) expire(now int64) {
 	for i := range w.ended.queues {
-		q := &w.ended.queues[i]
-		for index := w.ended.take(q, now); index != 0; index = w.ended.take(q, now) {
-			if last := w.loopTime(w.kernel.Flows[index].Last()); last+int64(q.wait) > now {
-				w.ended.put(q, index, last)
-				continue
-			}
-			w.free(index)
+		for q := &w.ended.queues[i]; w.expireSome(q, now); {
 		}
 	}
 	w.expireDirect(now)
+}
+
+// expireSome is expire for some flows of a queue. It reports whether there may be more.
+func (w *worker) expireSome(q *lingerers, now int64) bool {
+	var room [expireBatch]uint32
+	due := room[:0]
+	for len(due) < len(room) {
+		index := w.ended.take(q, now)
+		if index == 0 {
+			break
+		}
+		if last := w.loopTime(w.kernel.Flows[index].Last()); last+int64(q.wait) > now {
+			w.ended.put(q, index, last)
+			continue
+		}
+		due = append(due, index)
+	}
+	w.free(due...)
+	return len(due) == len(room)
 }
 
 // Clients' own connections to endpoints, from ports that they also use towards Services, are flows

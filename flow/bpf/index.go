@@ -158,7 +158,10 @@ func (k *KernelFlow) isOnNode() bool {
 // Exchange replaces the reference that a tuple has to a flow by another one, or removes it (0). It
 // reports whether the flow had the tuple.
 func (x *Index) Exchange(t *KernelTuple, flow uint32, to Reference) bool {
-	hash := x.Hash(t)
+	return x.exchange(x.Hash(t), flow, to)
+}
+
+func (x *Index) exchange(hash uint64, flow uint32, to Reference) bool {
 	home := x.Place(hash, 0)
 	if home.exchange(hash, flow, to) {
 		return true
@@ -198,11 +201,32 @@ func (x *Index) Erase(flow uint32, tuples ...KernelTuple) {
 	}
 }
 
-// EraseAll takes all of its tuples from a flow. The way there goes first: while the index has
-// it, it must have the others, or the endpoint would see a client that is hidden.
-func (x *Index) EraseAll(flow uint32) {
-	x.Erase(flow, x.Tuple(ReferenceTo(flow, KernelRoleTO_ENDPOINT)))
-	x.EraseEndpoint(flow)
+// EraseAll takes all of their tuples from flows. A flow's way there goes first: while the index has
+// it, it must have the others, or the endpoint would see a client that is hidden. Few buckets are in
+// the CPU's caches: those of several flows are loaded at once, as each takes a quarter of a microsecond.
+func (x *Index) EraseAll(flows ...uint32) {
+	type entry struct {
+		hash uint64
+		flow uint32
+	}
+	var room [32]entry
+	all := room[:0]
+	for _, flow := range flows {
+		if KernelState(atomic.LoadUint32((*uint32)(&x.flows[flow].State))) == KernelStateVACATED {
+			continue // BPF has
+		}
+		var tuples [1 + MostTuples]KernelTuple
+		list := x.EndpointTuples(flow, append(tuples[:0], x.Tuple(ReferenceTo(flow, KernelRoleTO_ENDPOINT))))
+		for i := range list {
+			all = append(all, entry{x.Hash(&list[i]), flow})
+		}
+	}
+	for i := range all {
+		atomic.LoadUint64(&x.Place(all[i].hash, 0).Moved)
+	}
+	for i := range all {
+		x.exchange(all[i].hash, all[i].flow, 0)
+	}
 }
 
 // EraseEndpoint takes the tuples from a flow that depend on the endpoint.

@@ -19,7 +19,7 @@ func TestIndexModel(t *testing.T) {
 		return AddressOf(netip.AddrFrom4([4]byte{10, net, byte(rand.IntN(256)), byte(rand.IntN(256))}))
 	}
 	for i := uint32(1); i <= flows; i++ {
-		x.flows[i] = KernelFlow{Protocol: syscall.IPPROTO_TCP, Client: addr(1), Vip: addr(2), Endpoint: addr(3), Node: addr(4),
+		x.flows[i] = KernelFlow{Protocol: syscall.IPPROTO_TCP, Options: KernelOptionOPTION_MASQUERADE, Client: addr(1), Vip: addr(2), Endpoint: addr(3), Node: addr(4),
 			ClientPort: uint16(i), MiddlePort: uint16(i), VipPort: 1, EndpointPort: 2, NodePort: uint16(i)}
 	}
 	check := func() {
@@ -58,16 +58,24 @@ func TestIndexModel(t *testing.T) {
 		if moved == 0 {
 			t.Error("no home has been full")
 		}
+		var together []uint32
 		for i := uint32(1); i <= flows; i++ {
-			if rand.IntN(2) == 0 {
-				for _, role := range roles {
-					x.Erase(i, x.Tuple(ReferenceTo(i, role)))
-					has[ReferenceTo(i, role)] = false
-				}
+			how := rand.IntN(3)
+			if how == 0 {
+				x.Erase(i%flows+1, x.Tuple(ReferenceTo(i, KernelRoleTO_ENDPOINT))) // not that one's
 				continue
 			}
-			x.Erase(i%flows+1, x.Tuple(ReferenceTo(i, KernelRoleTO_ENDPOINT))) // not that one's
+			if how == 1 {
+				together = append(together, i)
+			}
+			for _, role := range roles {
+				if how == 2 {
+					x.Erase(i, x.Tuple(ReferenceTo(i, role)))
+				}
+				has[ReferenceTo(i, role)] = false
+			}
 		}
+		x.EraseAll(together...)
 		check()
 	}
 	if refused > 0 {
