@@ -172,10 +172,10 @@ func TestWidths(t *testing.T) {
 	}})
 	close(p.play)
 	b := open(t, p.url)
-	for _, width := range []int64{1440, 390, 320} {
+	for _, width := range []int64{1920, 1600, 1440, 390, 320} {
 		b.size(width, 844)
 		b.await("no tab is cut", `[...document.querySelectorAll("#tabs a")].every((a) => { const r = a.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.right <= innerWidth; })`)
-		for _, view := range []string{"services", "connections"} {
+		for _, view := range []string{"services", "endpoints", "connections"} {
 			if width < 1000 {
 				continue // tables scroll
 			}
