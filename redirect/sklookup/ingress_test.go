@@ -137,6 +137,7 @@ func TestIngressFollowsInterfaces(t *testing.T) {
 // Without tcx, before Linux 6.6, answers come back by their ports, for the clients
 // that are told.
 func TestSteeringWithoutTCX(t *testing.T) {
+	t.Parallel()
 	noIngress := func(t testing.TB, node *netns.Host) redirect.Redirector {
 		r := newRedirector(t, node)
 		r.ingress.close()

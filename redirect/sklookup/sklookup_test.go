@@ -28,10 +28,11 @@ func newRedirector(t testing.TB, node *netns.Host) *Redirector {
 }
 
 // onNodes plays the scenes on a node without a BPF file system, and on one that has
-// it.
+// it. Scenes wait most of the time, so that nodes of several tests play them at once.
 func onNodes(t *testing.T, mode func(root string) steering.Mode) {
-	t.Run("without pins", func(t *testing.T) { steering.Run(t, mode("")) })
-	t.Run("with pins", func(t *testing.T) { steering.Run(t, mode(netns.MountBPF(t))) })
+	t.Parallel()
+	t.Run("without pins", func(t *testing.T) { t.Parallel(); steering.Run(t, mode("")) })
+	t.Run("with pins", func(t *testing.T) { t.Parallel(); steering.Run(t, mode(netns.MountBPF(t))) })
 }
 
 func TestSteering(t *testing.T) {

@@ -163,6 +163,7 @@ func randomPlan(rnd *rand.Rand) redirect.Plan {
 // The kernel's tables are always those of the last plan, whichever way led
 // there: changes, or a new fill in one transaction or in several.
 func TestAnyPlanAfterAnyOther(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 0)
 	r := newRedirector(t, lab.Node, Options{})
 	source := map[bool]string{false: lab.Node.IPv4.String(), true: lab.Node.IPv6.String()}

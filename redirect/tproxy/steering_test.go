@@ -12,6 +12,7 @@ import (
 
 // The scenes that every mode plays. This one has none of the limits.
 func TestSteering(t *testing.T) {
+	t.Parallel()
 	optionsOf := func(node *netns.Host) Options { return Options{Routes: route.Options{NetNS: node.FD()}} }
 	steering.Run(t, steering.Mode{
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector {

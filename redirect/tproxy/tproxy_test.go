@@ -19,6 +19,7 @@ const silence, patience = 100 * time.Millisecond, 20 * time.Second
 // connect, what is silent gives nothing, a host's wildcard server is not reachable by a service's address,
 // and an address that no service has is silent.
 func TestRefusesAndKeepsSilent(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Node.EchoTCP(t, 8080) // a wildcard server of the host
 	f := steering.NewFront(t, lab.Node, "front")
