@@ -75,6 +75,31 @@ func TestHiddenClientsAreTheTables(t *testing.T) {
 	}
 }
 
+// TestTableFindsOneOfFewPorts: where six ports in ten are none that a session may have, the table still
+// finds one for each hidden client.
+func TestTableFindsOneOfFewPorts(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessUDP(t, 8080)
+	last := uint16(bpf.FirstPort + (bpf.LastPort-bpf.FirstPort)*6/10)
+	n := newNode(t, lab, func(o *Options) { o.ReplyPorts = [2]uint16{bpf.FirstPort, last} })
+	n.config.MasqueradeAll = true
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	const sessions = 300
+	n.expectDecided("sessions", sessions, 0, func() {
+		for range sessions {
+			c, err := lab.Client.Dial("udp", vip4+":80")
+			must.OK(t, err)
+			defer c.Close()
+			said, err := question(c)
+			must.OK(t, err)
+			_, source, _ := strings.Cut(said, " ")
+			if sees, err := netip.ParseAddrPort(source); err != nil || sees.Port() <= last || sees.Port() > bpf.LastPort {
+				t.Fatalf("%q, %v", said, err)
+			}
+		}
+	})
+}
+
 // TestPodsPassPolicyLocal: by a Service's external addresses, pods reach endpoints on other nodes
 // despite policy Local, with their own address. Other clients do not (A3.5, A3.6). The table decides
 // that.

@@ -270,7 +270,7 @@ static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 
 	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
 }
 
-#define HIDE_TRIES 8
+#define HIDE_TRIES 32
 
 // hide enters the tuples of a flow whose client is hidden, or on the node itself, by a port of the node that is free towards
 // the endpoint: of TCP, the client's own one, as the endpoint may have others in TIME-WAIT, where sequence

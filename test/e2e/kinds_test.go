@@ -21,7 +21,6 @@ import (
 // kind is a destination about which the table of kernel flows decides.
 type kind struct {
 	network, to string
-	fewer       bool // sessions of hidden clients: they have 8,976 ports towards each endpoint, of which the table tries eight
 }
 
 // kindsLab has a destination of each kind: of TCP and UDP, IPv4 and IPv6, cluster IPs, node ports,
@@ -88,7 +87,7 @@ func (w *kindsLab) add(o object, network string, n int) {
 	}
 	w.p.put(&o)
 	for _, address := range to {
-		k := kind{network, address, network == "udp" && o.nodePort != 0 && o.external == ""}
+		k := kind{network, address}
 		if o.affinity {
 			w.homes[k] = ""
 		}
@@ -120,19 +119,13 @@ func (w *kindsLab) ask(kinds []kind, times int) {
 	}
 }
 
-// askTogether asks all kinds at the same time, each once in a pace, but fewer of some.
+// askTogether asks all kinds at the same time, each once in a pace.
 func (w *kindsLab) askTogether(kinds []kind, times int, pace time.Duration) {
 	w.t.Helper()
 	visits := make([][]visit, len(kinds))
 	var asking sync.WaitGroup
 	for i, k := range kinds {
-		asking.Go(func() {
-			if k.fewer {
-				visits[i] = w.visits(k, times/4, 4*pace)
-			} else {
-				visits[i] = w.visits(k, times, pace)
-			}
-		})
+		asking.Go(func() { visits[i] = w.visits(k, times, pace) })
 	}
 	asking.Wait()
 	for i, k := range kinds {

@@ -1,7 +1,7 @@
 package main
 
-// tables are mistakes in entering many Services into the table of kernel flows at once, and in avoiding
-// connections that a flow has met at its endpoint.
+// tables are mistakes in entering many Services into the table of kernel flows at once, and in choosing
+// ports that are free at an endpoint.
 var tables = []mutation{
 	{
 		name: "flow-lists-twice", what: "two goroutines give lists of endpoints of two Services one number",
@@ -32,5 +32,10 @@ var tables = []mutation{
 		name: "flow-occupied-hidden", what: "each flow of a hidden client meets the connection in TIME-WAIT at the endpoint",
 		file: "flow/bpf/inject.h", old: "if (is_occupied(&t) || ", new: "if (",
 		pkg: "flow", test: "TestHiddenClientsAvoidTimeWait",
+	},
+	{
+		name: "flow-few-ports-tried", what: "the table gives up after eight ports that a hidden client cannot have",
+		file: "flow/bpf/table.h", old: "#define HIDE_TRIES 32", new: "#define HIDE_TRIES 8",
+		pkg: "flow", test: "TestTableFindsOneOfFewPorts",
 	},
 }
