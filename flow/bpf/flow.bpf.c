@@ -330,6 +330,8 @@ static __always_inline void leave_to_egress(struct packet *p, struct flow *f)
 SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
+	if (unlikely(skb->tc_index == TRANSLATED) && is_from_node(skb))
+		return TCX_NEXT; // to the client, or too long for its way
 	struct packet p = {};
 	if (unlikely(parse(skb, &p)))
 		return TCX_NEXT;
