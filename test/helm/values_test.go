@@ -12,8 +12,6 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/sluice-proxy/sluice/test/check"
 )
 
 // samples renders each file of values/ as a release that is named like the file.
@@ -151,7 +149,9 @@ func TestMonitoring(t *testing.T) {
 				if err != nil || !selector.Matches(pod) {
 					t.Errorf("%s: the PodMonitor does not select the pods, %v", test.release, err)
 				}
-				check.Equalf(t, pod[monitor.Spec.JobLabel], test.job, "%s: the job is", test.release)
+				if job := pod[monitor.Spec.JobLabel]; job != test.job {
+					t.Errorf("%s: the job is %q, want %q", test.release, job, test.job)
+				}
 				for pod, want := range map[string]string{"10.0.0.1": "10.0.0.1:" + test.port, "fd00::1": "[fd00::1]:" + test.port} {
 					if got := scraped(monitor, pod); got != want {
 						t.Errorf("%s: Prometheus asks %s for a pod with address %s, want %s", test.release, got, pod, want)
@@ -172,7 +172,9 @@ func TestMonitoring(t *testing.T) {
 						t.Errorf("%s: %s is not about the job %s alone", r.Alert, expr, test.job)
 					}
 					for _, name := range regexp.MustCompile(`\b(?:sluice|kubeproxy)_\w+`).FindAllString(expr, -1) {
-						check.Containsf(t, string(metrics), "`"+name+"`", "%s: docs/metrics.md has no %s", r.Alert, name)
+						if !strings.Contains(string(metrics), "`"+name+"`") {
+							t.Errorf("%s: docs/metrics.md has no %s", r.Alert, name)
+						}
 					}
 				}
 			}

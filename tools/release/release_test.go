@@ -22,8 +22,6 @@ import (
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdx"
 	"github.com/spdx/tools-golang/spdxlib"
-
-	"github.com/sluice-proxy/sluice/test/check"
 )
 
 const version = "v0.1.0-rc.1"
@@ -167,7 +165,9 @@ func TestArchive(t *testing.T) {
 		}
 		return string(out)
 	}
-	check.Containsf(t, said("./sluice", "version"), "sluice "+version+" ", "its version is")
+	if got := said("./sluice", "version"); !strings.Contains(got, "sluice "+version+" ") {
+		t.Errorf("its version is %q", got)
+	}
 	for _, page := range []string{"sluice", "sluice-run", "sluice-cleanup", "sluice-doctor", "sluice-explain", "sluice-demo", "sluice-version"} {
 		text := string(files[top+"/man/man8/"+page+".8"])
 		if !strings.Contains(text, `"Nov 2023"`) || !strings.Contains(text, version) {
@@ -181,7 +181,9 @@ func TestArchive(t *testing.T) {
 		}
 	}
 	for _, module := range []string{"go1.", "k8s.io/client-go ", "github.com/spf13/cobra "} {
-		check.Containsf(t, string(files[top+"/THIRD-PARTY-LICENSES.txt"]), "\n"+module, "there is no license of %s", module)
+		if !strings.Contains(string(files[top+"/THIRD-PARTY-LICENSES.txt"]), "\n"+module) {
+			t.Errorf("there is no license of %s", module)
+		}
 	}
 	// The unit's program is where the unit wants it.
 	unit, err := os.ReadFile(filepath.Join(folder, "systemd/sluice.service"))
@@ -230,7 +232,9 @@ func TestBillOfMaterials(t *testing.T) {
 		if len(listed) != len(p.info.Deps)+2 || listed["sluice "+version] == nil || listed["stdlib "+strings.TrimPrefix(p.info.GoVersion, "go")] == nil {
 			t.Errorf("%d packages, want %d and sluice and Go", len(listed), len(p.info.Deps))
 		}
-		check.Equalf(t, len(document.Relationships), len(p.info.Deps)+3, "relationships")
+		if len(document.Relationships) != len(p.info.Deps)+3 {
+			t.Errorf("%d relationships", len(document.Relationships))
+		}
 	}
 }
 
@@ -250,7 +254,9 @@ func TestChartIsStamped(t *testing.T) {
 		}
 	}
 	for from, want := range map[string]string{"v1.2.3": "1.2.3", "1.2.3-4-gabc1234": "1.2.3-4-gabc1234", "0123456-dirty": "0.0.0-g0123456-dirty", "unknown": "0.0.0-gunknown"} {
-		check.Equalf(t, chartVersion(from), want, "%s is", from)
+		if got := chartVersion(from); got != want {
+			t.Errorf("%s is %s, want %s", from, got, want)
+		}
 	}
 }
 
@@ -292,6 +298,8 @@ func TestPush(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := fmt.Sprintf("%s/%s %s %q %q", config.OS, config.Architecture, config.Created, config.Config.Entrypoint, config.Config.Cmd)
-		check.Equal(t, got, fmt.Sprintf("linux/%s %s [\"/usr/local/bin/sluice\"] [\"run\"]", arch, r.date))
+		if want := fmt.Sprintf("linux/%s %s [\"/usr/local/bin/sluice\"] [\"run\"]", arch, r.date); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }
