@@ -335,7 +335,9 @@ func TestDialingLimitMakesClientsWait(t *testing.T) {
 			}
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(patience))
-			check.Equal(t, must.Get(netns.AskOn(c))(t), "b1:8080")
+			said, err := netns.AskOn(c)
+			check.OK(t, err)
+			check.Equal(t, said, "b1:8080")
 		})
 	}
 	wait.True(t, "two connections are dialled", func() bool { return n.server.Stats().Dialing >= 2 })
