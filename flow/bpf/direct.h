@@ -66,8 +66,8 @@ GLOBAL int note_passed(struct __sk_buff *skb, struct packet *p, int ending)
 	return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;
 }
 
-// is_from_another_version says whether a packet that looks like one of a direct connection is of the flow
-// whose port that has: programs of another version, which come first, have taken over the flow alone, and
+// is_from_another_version says whether a packet belongs to a Service's flow, and not to the direct connection
+// that has the flow's port. Programs of another version run first. They have taken over that flow alone, and
 // have translated the packet.
 static __always_inline int is_from_another_version(const struct __sk_buff *skb, enum role role, const struct flow *f)
 {
