@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,30 +32,37 @@ const (
 // runner builds and tests the module, with or without a mutation. Its methods are safe
 // for concurrent use.
 type runner struct {
-	root string
-	dir  string // temporary
-	// program and tests are the product without a mutation and the end-to-end
-	// tests, built when they are first needed.
-	program, tests string
-	endToEnd       sync.Once
-	endToEndError  error
-
-	mu       sync.Mutex
-	controls map[string]*control // by test; guarded by mu
+	root, dir string // dir is temporary
+	// Without a mutation, everything is built or run once, when it is first needed.
+	programs memo[built]   // the product, and bpf2go
+	tests    memo[built]   // by package
+	controls memo[verdict] // by package and test
 }
 
-// control is a run of a test without a mutation.
-type control struct {
-	once    sync.Once
-	verdict verdict
+// built is the path of a binary, or why there is none.
+type built struct {
+	path string
+	err  error
 }
 
-func newRunner(root, dir string) *runner {
-	return &runner{
-		root: root, dir: dir,
-		program: filepath.Join(dir, "sluice"), tests: filepath.Join(dir, "e2e.test"),
-		controls: make(map[string]*control),
+// memo keeps what a function returned for each key. It is safe for concurrent use.
+type memo[V any] struct {
+	mu     sync.Mutex
+	values map[string]func() V
+}
+
+func (m *memo[V]) get(key string, f func() V) V {
+	m.mu.Lock()
+	once := m.values[key]
+	if once == nil {
+		if m.values == nil {
+			m.values = make(map[string]func() V)
+		}
+		once = sync.OnceValue(f)
+		m.values[key] = once
 	}
+	m.mu.Unlock()
+	return once()
 }
 
 // verdict is what a run of a test showed.
@@ -72,65 +80,113 @@ const (
 	broken         // anything else: it proves nothing
 )
 
-// build compiles what a mutation is tested with, so that one that does not compile
-// is not taken for one that a test has caught. It gives the product's binary if the
-// test is an end-to-end test.
-func (r *runner) build(ctx context.Context, m *mutation, overlay, dir string) (program string, err error) {
-	if m.pkg != endToEnd {
-		return "", r.compile(ctx, "build", "-overlay", overlay, "-o", os.DevNull, "./"+m.place())
+// overlay writes the mutated file and the overlay that puts it in the place of the
+// product's into a directory. It returns the overlay's path, for go build -overlay.
+func (r *runner) overlay(ctx context.Context, m *mutation, dir string) (string, error) {
+	text, err := m.mutated(r.root)
+	if err != nil {
+		return "", err
 	}
-	r.endToEnd.Do(func() {
-		r.endToEndError = r.compile(ctx, "build", "-buildvcs=false", "-o", r.program, "./cmd/sluice")
-		if r.endToEndError == nil {
-			r.endToEndError = r.compile(ctx, "test", "-c", "-vet=off", "-o", r.tests, "./"+endToEnd)
+	mutated := filepath.Join(dir, filepath.Base(m.file))
+	if err := os.WriteFile(mutated, text, 0o644); err != nil {
+		return "", err
+	}
+	replace := map[string]string{filepath.Join(r.root, m.file): mutated}
+	if m.isBPF() {
+		if replace, err = r.compileBPF(ctx, m, dir, text); err != nil {
+			return "", err
 		}
-	})
-	if r.endToEndError != nil {
-		return "", r.endToEndError
 	}
-	program = filepath.Join(dir, "sluice")
-	return program, r.compile(ctx, "build", "-overlay", overlay, "-buildvcs=false", "-o", program, "./cmd/sluice")
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, list, 0o644)
 }
 
-func (r *runner) compile(ctx context.Context, args ...string) error {
-	if out, err := r.command(ctx, r.root, nil, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+// build compiles what a mutation is tested with, so that one that does not compile is not taken
+// for one that a test has caught. It returns the product's binary if the test is an end-to-end
+// test. It leaves it to the tests of the mutation's own package, which do not compile either.
+func (r *runner) build(ctx context.Context, m *mutation, overlay, dir string) (program string, err error) {
+	switch m.pkg {
+	case endToEnd:
+		program = filepath.Join(dir, "sluice")
+		return program, r.buildProduct(ctx, program, "-overlay", overlay)
+	case m.place():
+		return "", nil
+	}
+	return "", r.compile(ctx, m.place(), "build", "-overlay", overlay, "-o", os.DevNull, ".")
+}
+
+// buildProduct links without what debuggers read: that takes half the time.
+func (r *runner) buildProduct(ctx context.Context, path string, flags ...string) error {
+	return r.compile(ctx, "cmd/sluice", slices.Concat([]string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", path}, flags, []string{"."})...)
+}
+
+// compile runs a go command in a package's directory, which may be of another module.
+func (r *runner) compile(ctx context.Context, pkg string, args ...string) error {
+	if out, err := r.command(ctx, filepath.Join(r.root, pkg), nil, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s in %s: %w\n%s", strings.Join(args, " "), pkg, err, out)
 	}
 	return nil
 }
 
+// testsOf returns the test binary of a package without a mutation.
+func (r *runner) testsOf(ctx context.Context, pkg string) (string, error) {
+	b := r.tests.get(pkg, func() built {
+		path := filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
+		return built{path, r.compile(ctx, pkg, "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", path, ".")}
+	})
+	return b.path, b.err
+}
+
 // control runs a mutation's test without the mutation, once for each test.
 func (r *runner) control(ctx context.Context, m *mutation) verdict {
-	key := m.pkg + " " + m.test
-	r.mu.Lock()
-	c := r.controls[key]
-	if c == nil {
-		c = new(control)
-		r.controls[key] = c
-	}
-	r.mu.Unlock()
-	c.once.Do(func() { c.verdict = r.test(ctx, m, "", r.program) })
-	return c.verdict
+	return r.controls.get(m.pkg+" "+m.test, func() verdict {
+		var product built
+		if m.pkg == endToEnd {
+			product = r.programs.get("sluice", func() built {
+				path := filepath.Join(r.dir, "sluice")
+				return built{path, r.buildProduct(ctx, path)}
+			})
+		}
+		if product.err != nil {
+			return verdict{broken, product.err.Error()}
+		}
+		return r.run(ctx, m, "SLUICE_BIN="+product.path)
+	})
 }
 
 // test runs a mutation's test: an end-to-end test on a binary of the product, another
-// one with an overlay, or without if that is "".
+// one with an overlay.
 func (r *runner) test(ctx context.Context, m *mutation, overlay, program string) verdict {
-	dir := filepath.Join(r.root, m.pkg)
-	var cmd *exec.Cmd
 	if m.pkg == endToEnd {
-		cmd = r.command(ctx, dir, []string{"SLUICE_BIN=" + program},
-			"tool", "test2json", r.tests, "-test.v=test2json", "-test.timeout", testTimeout.String(), "-test.run", pattern(m.test))
-	} else {
-		// Tests that build the product do it with the mistake, too.
-		flags := "GOFLAGS=" + os.Getenv("GOFLAGS") + " -overlay=" + overlay
-		cmd = r.command(ctx, dir, []string{flags}, "test", "-json", "-count=1", "-vet=off", "-timeout", testTimeout.String(), "-run", pattern(m.test))
+		return r.run(ctx, m, "SLUICE_BIN="+program)
 	}
+	// Tests that build the product do it with the mistake, too.
+	flags := "GOFLAGS=" + os.Getenv("GOFLAGS") + " -overlay=" + overlay
+	return r.judge(ctx, m, r.command(ctx, filepath.Join(r.root, m.pkg), []string{flags},
+		"test", "-json", "-count=1", "-vet=off", "-timeout", testTimeout.String(), "-run", pattern(m.test)))
+}
+
+// run runs a mutation's test by its package's binary without the mutation.
+func (r *runner) run(ctx context.Context, m *mutation, env string) verdict {
+	tests, err := r.testsOf(ctx, m.pkg)
+	if err != nil {
+		return verdict{broken, err.Error()}
+	}
+	return r.judge(ctx, m, r.command(ctx, filepath.Join(r.root, m.pkg), []string{env},
+		"tool", "test2json", tests, "-test.v=test2json", "-test.timeout", testTimeout.String(), "-test.run", pattern(m.test)))
+}
+
+// judge runs a command whose output is go test -json's.
+func (r *runner) judge(ctx context.Context, m *mutation, cmd *exec.Cmd) verdict {
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
 		return verdict{broken, ctx.Err().Error()}
 	}
-	return judge(out, err, m.testName(), func(file string, line int) bool { return isLog(filepath.Join(dir, file), line) })
+	return judge(out, err, m.testName(), func(file string, line int) bool { return isLog(filepath.Join(cmd.Dir, file), line) })
 }
 
 // pattern anchors each part of a test's name.

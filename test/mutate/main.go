@@ -7,9 +7,9 @@
 //
 // The tree is not touched: each mutated file is in a temporary directory, and the
 // go command takes it in place of the product's (-overlay). End-to-end tests run the
-// mutated product. Before that the test has to pass without the mutation. A mutation counts as caught if an assertion of
-// the test fails; one that does not compile, panics or hangs does not count. The
-// mutations are in list.go.
+// mutated product. Before that the test has to pass without the mutation. A mutation
+// counts as caught if an assertion of the test fails; one that does not compile, panics
+// or hangs does not count. list.go joins the lists of mutations.
 package main
 
 import (
@@ -83,7 +83,7 @@ func play(ctx context.Context, selected []*mutation, parallel int) error {
 	}
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	r := newRunner(root, dir)
+	r := &runner{root: root, dir: dir}
 	var beside, alone []*mutation
 	for _, m := range selected {
 		if m.judgesTime() {
@@ -142,7 +142,7 @@ func (r *runner) apply(ctx context.Context, m *mutation) (verdict, error) {
 		return verdict{}, err
 	}
 	defer os.RemoveAll(dir)
-	overlay, err := m.overlay(r.root, dir)
+	overlay, err := r.overlay(ctx, m, dir)
 	if err != nil {
 		return verdict{}, err
 	}

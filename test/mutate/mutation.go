@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,29 +37,4 @@ func (m *mutation) mutated(root string) ([]byte, error) {
 		return nil, fmt.Errorf("mutation %s: %s contains its old text %d times, want once", m.name, m.file, n)
 	}
 	return []byte(strings.Replace(string(text), m.old, m.new, 1)), nil
-}
-
-// overlay writes the mutated file and the overlay that puts it in the place of the
-// product's into a directory. It gives the overlay's path, for go build -overlay.
-func (m *mutation) overlay(root, dir string) (string, error) {
-	text, err := m.mutated(root)
-	if err != nil {
-		return "", err
-	}
-	mutated := filepath.Join(dir, filepath.Base(m.file))
-	if err := os.WriteFile(mutated, text, 0o644); err != nil {
-		return "", err
-	}
-	replace := map[string]string{filepath.Join(root, m.file): mutated}
-	if m.isBPF() {
-		if replace, err = m.compile(root, dir, text); err != nil {
-			return "", err
-		}
-	}
-	list, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "overlay.json")
-	return path, os.WriteFile(path, list, 0o644)
 }
