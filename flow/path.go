@@ -74,58 +74,20 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 		p.server.leaveToRelay()
 	}
 	next := &state{table: table, host: host, forwards: *p.server.forwarding.now.Load(), judged: p.server.judges.judged()}
-	cuts := make(map[*portService]*service.Port)
-	replaced := make(map[*portService]*portService)
-	var changed, gone []*portService
-	keep := func(port *service.Port) *portService {
-		s, old := p.keep(port, next.judged)
-		if s.port != port {
-			s.port = port
-			cuts[s] = port
-		}
-		if old != nil {
-			replaced[old] = s
-		}
-		changed = append(changed, s)
-		return s
-	}
-	next.services = policy.Sync(table, prev.table, []service.Protocol{p.protocol}, prev.services, keep, func(s *portService) {
-		if p.services[s.port.Name] == s { // else keep has replaced it
-			delete(p.services, s.port.Name)
-			cuts[s] = nil
-		}
-		gone = append(gone, s)
-	})
-	if next.judged != prev.judged {
-		p.server.boundHandshakes(next.judged)
-		next.services = slices.Clone(next.services)
-		for i, s := range next.services {
-			if s != nil && s.judged != next.judged {
-				next.services[i] = keep(s.port)
-			}
-		}
-	}
-	if !table.UniformAs(prev.table) || !maps.Equal(host, prev.host) || next.forwards != prev.forwards {
-		changed = slices.Collect(maps.Values(p.services))
-	}
-	if next.forwards != prev.forwards {
-		for _, s := range p.services {
-			cuts[s] = s.port
-		}
-	}
+	c := p.sync(prev, next)
 	// The worker must know each destination that the kernel asks about: it is withdrawn
 	// before the policy that lacks it comes, and there only after the one that has it.
-	wanted := p.wantedOf(changed, next)
+	wanted := p.wantedOf(c.changed, next)
 	stay := make(map[bpf.KernelDestination]bool)
 	for i := range wanted {
 		for _, d := range wanted[i].destinations {
 			stay[d.at] = true
 		}
 	}
-	if p.adopted && len(changed)+len(gone) > 0 {
+	if p.adopted && len(c.changed)+len(c.gone) > 0 {
 		p.onLoop(func() { p.server.worker.readNotices() }) // flows have begun by the old policy
 	}
-	for _, s := range slices.Concat(changed, gone) {
+	for _, s := range slices.Concat(c.changed, c.gone) {
 		p.withdraw(s, stay)
 	}
 	if p.adopted {
@@ -136,15 +98,64 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 			p.server.worker.adopt(p, next)
 		})
 	}
-	p.steer(changed, wanted)
-	for _, s := range gone {
+	p.steer(c.changed, wanted)
+	for _, s := range c.gone {
 		p.forget(s, steering{})
 	}
 	if !p.adopted {
 		p.adopted = true
 		p.purge()
 	}
-	p.follow(next, replaced, cuts)
+	p.follow(next, &c)
+}
+
+// change is what a policy changes of service ports.
+type change struct {
+	changed, gone []*portService
+	replaced      map[*portService]*portService
+	cuts          map[*portService]*service.Port // whose UDP sessions may end; nil: the port is gone
+}
+
+// sync brings the service ports of next up to date, and returns what has changed since prev.
+func (p *Path) sync(prev, next *state) (c change) {
+	c.replaced, c.cuts = make(map[*portService]*portService), make(map[*portService]*service.Port)
+	keep := func(port *service.Port) *portService {
+		s, old := p.keep(port, next.judged)
+		if s.port != port {
+			s.port = port
+			c.cuts[s] = port
+		}
+		if old != nil {
+			c.replaced[old] = s
+		}
+		c.changed = append(c.changed, s)
+		return s
+	}
+	next.services = policy.Sync(next.table, prev.table, []service.Protocol{p.protocol}, prev.services, keep, func(s *portService) {
+		if p.services[s.port.Name] == s { // else keep has replaced it
+			delete(p.services, s.port.Name)
+			c.cuts[s] = nil
+		}
+		c.gone = append(c.gone, s)
+	})
+	if next.judged != prev.judged {
+		p.server.boundHandshakes(next.judged)
+		next.services = slices.Clone(next.services)
+		for i, s := range next.services {
+			if s != nil && s.judged != next.judged {
+				next.services[i] = keep(s.port)
+			}
+		}
+	}
+	if !next.table.UniformAs(prev.table) || !maps.Equal(next.host, prev.host) || next.forwards != prev.forwards {
+		c.changed = slices.Collect(maps.Values(p.services))
+	}
+	if next.forwards != prev.forwards {
+		for _, s := range p.services {
+			c.cuts[s] = s.port
+		}
+	}
+	return c
 }
 
 // Bind binds a destination. At an address of this node, the kernel forwards only what is
@@ -211,23 +222,23 @@ func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) 
 
 // follow applies a change to flows: those of replaced services, and UDP sessions that end. It
 // returns when that is done.
-func (p *Path) follow(st *state, replaced map[*portService]*portService, cuts map[*portService]*service.Port) {
+func (p *Path) follow(st *state, c *change) {
 	if p.protocol != service.UDP {
-		clear(cuts) // connections outlive their endpoint's removal (A8.1)
+		clear(c.cuts) // connections outlive their endpoint's removal (A8.1)
 	}
-	if len(replaced)+len(cuts) == 0 {
+	if len(c.replaced)+len(c.cuts) == 0 {
 		return
 	}
 	p.onLoop(func() {
 		p.server.worker.readNotices()
 		now := poll.Nanotime()
-		for old, s := range replaced {
+		for old, s := range c.replaced {
 			for old.first != 0 {
 				f := p.server.worker.flows[old.first]
 				f.moveTo(s)
 			}
 		}
-		for s, port := range cuts {
+		for s, port := range c.cuts {
 			s.cut(p.server.worker.flows, st, port, now)
 		}
 	})

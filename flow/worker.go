@@ -335,51 +335,50 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 			w.kernel.Index.EraseAll(before) // it lingers
 		}
 	}
+	w.begin(e, &p, key)
+}
+
+// begin begins the flow of a first packet, or hands the packet to the relay, or drops it.
+func (w *worker) begin(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple) {
 	path := w.server.paths[bpf.ProtocolOf(p.protocol)]
 	if path.relay == nil { // an earlier process would have decided
-		w.pass(e, &p, key, relayedFor(path.protocol))
+		w.pass(e, p, key, relayedFor(path.protocol))
 		return
 	}
 	st := path.state.Load()
 	v := st.table.Resolve(path.protocol, p.client.Addr(), p.vip)
-	if v.Action == policy.Drop {
+	var s *portService
+	switch v.Action {
+	case policy.Drop:
 		w.server.stats.unserved.Add(1)
 		if dropped := w.server.options.Dropped; dropped != nil {
 			dropped(p.client.Addr(), p.vip, path.protocol, &v)
 		}
 		return
-	}
-	var s *portService
-	if v.Action == policy.Accept {
+	case policy.Refuse:
+		w.pass(e, p, key, relayedRefusal)
+		return
+	case policy.Accept:
 		s = st.services[v.Port.ID]
 	}
-	if v.Action == policy.Refuse {
-		w.pass(e, &p, key, relayedRefusal)
-		return
-	}
+	now := w.loop.Now()
 	if s != nil && s.inKernel && path.protocol == service.UDP && !w.hasRoom(s) && !w.isRelayed(key) {
 		s.makeRoom(w, now)
 	}
 	if s == nil || !s.inKernel || !w.hasRoom(s) || w.leavesToRelay(e, s) {
-		w.pass(e, &p, key, relayedFor(path.protocol))
+		w.pass(e, p, key, relayedFor(path.protocol))
 		return
 	}
 	if path.protocol == service.UDP && w.isRelayed(key) {
-		w.pass(e, &p, key, relayedUDP)
+		w.pass(e, p, key, relayedUDP)
 		return
 	}
-	end, ok := s.take(&v.Port.Limits)
-	for range 2 { // limits: of the Service, and of all
-		if ok || path.protocol != service.UDP || !w.makePlace(s.name, end, now) {
-			break
-		}
-		end, ok = s.take(&v.Port.Limits)
-	}
+	end, ok := w.takePlace(s, &v.Port.Limits, now)
 	if !ok && (path.protocol == service.UDP || end == conntrack.EndNone && !st.judged) {
-		w.pass(e, &p, key, relayedFor(path.protocol)) // it waits there, or takes the place of a session
+		w.pass(e, p, key, relayedFor(path.protocol)) // it waits there, or takes the place of a session
 		return
 	}
-	f := w.open(e, &p, key, s, &v)
+	f := w.open(e, p, key, s, &v)
 	switch {
 	case f != nil && ok:
 		f.counted = s.places != nil
@@ -389,6 +388,19 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	case ok && s.places != nil:
 		s.places.Give()
 	}
+}
+
+// takePlace takes a place for a new flow; a UDP session may replace another one. Its results are those
+// of conntrack.Places.Take.
+func (w *worker) takePlace(s *portService, l *service.Limits, now int64) (end conntrack.End, ok bool) {
+	end, ok = s.take(l)
+	for range 2 { // limits: of the Service, and of all
+		if ok || s.path.protocol != service.UDP || !w.makePlace(s.name, end, now) {
+			break
+		}
+		end, ok = s.take(l)
+	}
+	return end, ok
 }
 
 // giveWay ends what a client's tuple was used for, because the client begins a new connection with

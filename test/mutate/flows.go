@@ -29,7 +29,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-limits-ignored", what: "connections that the kernel forwards know no limits",
-		file: "flow/worker.go", old: "end, ok := s.take(&v.Port.Limits)", new: "end, ok := conntrack.EndNone, true",
+		file: "flow/worker.go", old: "end, ok := w.takePlace(s, &v.Port.Limits, now)", new: "end, ok := conntrack.EndNone, true",
 		pkg: "test/e2e", test: "TestLimitsAreExactOnBothPaths",
 	},
 	{
