@@ -88,7 +88,10 @@ func (p *Proxy) open() error {
 	if err := p.openAccessLog(); err != nil {
 		return err
 	}
-	if err := p.makeLoops(limits); err != nil {
+	if err := p.makeLoops(); err != nil {
+		return err
+	}
+	if err := p.makeServers(limits); err != nil {
 		return err
 	}
 	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
@@ -198,9 +201,8 @@ func (p *Proxy) openAccessLog() (err error) {
 // mostHeld bounds the bytes of SCTP messages that wait for a slow receiver, in all.
 const mostHeld = 64 << 20
 
-// makeLoops creates the event loops and what uses them: relay, table of connections,
-// listeners.
-func (p *Proxy) makeLoops(limits limits) error {
+// makeLoops creates the event loops, and what moves bytes and keeps records on them.
+func (p *Proxy) makeLoops() error {
 	o := &p.config
 	// A nil *Log would be a Sink that is not nil.
 	var sink conntrack.Sink
@@ -222,15 +224,20 @@ func (p *Proxy) makeLoops(limits limits) error {
 		IdleTimeout:  o.Relay.IdleTimeout,
 		CloseTimeout: o.Relay.HalfClosedTimeout,
 	})
-	var loops []*poll.Loop
 	for range o.Workers {
 		loop, err := poll.New()
 		if err != nil {
 			return err
 		}
 		p.loops = append(p.loops, stream.Loop{Poll: loop, Relay: p.relay.NewWorker(loop), Messages: p.messages.NewWorker(loop)})
-		loops = append(loops, loop)
 	}
+	return nil
+}
+
+// makeServers creates the data paths, and the listener that opens sockets in them.
+func (p *Proxy) makeServers(limits limits) error {
+	o := &p.config
+	loops := p.allLoops()
 	defaults := o.Balancer
 	if p.cluster != nil {
 		p.rank = &balancer.Rank{}
@@ -276,7 +283,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 	}
 	var kernel []listener.Flows
 	if why := p.openFlows(limits.datagram.Log, protocols); why == nil {
-		loops, kernel = append(loops, p.flows.loop), p.flows.paths
+		kernel = p.flows.paths
 	} else if err := p.relayAll(why); err != nil {
 		return err
 	}
@@ -288,7 +295,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 		Descriptors:   p.stream,
 		ServiceCIDRs:  o.Policy.ServiceCIDRs,
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
-		Loops:         loops,
+		Loops:         p.allLoops(),
 		Table:         p.conntrack,
 		Redirector:    p.steer,
 		Logger:        p.log,

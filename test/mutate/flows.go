@@ -189,7 +189,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-start-waits", what: "nobody is served while the kernel verifies the programs of kernel flows",
-		file: "node/loop.go", old: "		running.Go(p.startFlows)\n", new: "		p.startFlows()\n",
+		file: "node/loop.go", old: "		t.group.Go(p.startFlows)\n", new: "		p.startFlows()\n",
 		pkg: "node", test: "TestRelayServesWhileFlowsStart",
 	},
 	{
