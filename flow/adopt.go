@@ -196,7 +196,7 @@ func (w *worker) adopt(path *Path, st *state) {
 		} else {
 			w.discover(uint32(i))
 		}
-		// No other code has asked meanwhile, or the answer has not arrived.
+		// No process has challenged the sender yet, or its answer has not arrived.
 		if f := w.flows[i]; f != nil && f.seen()&(bpf.KernelSeenCLIENT_RST_DOUBTED|bpf.KernelSeenENDPOINT_RST_DOUBTED) != 0 {
 			f.challenge()
 		}
@@ -222,7 +222,7 @@ func (s *Server) takeOthers() (left int) {
 			}
 			return own
 		})
-		s.worker.untold-- // has it look for flows that it does not know
+		s.worker.untold-- // makes it look for flows that it does not know
 		return err
 	})
 	if err != nil {

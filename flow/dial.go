@@ -403,7 +403,7 @@ func (f *flow) isAlone() bool {
 // challenged is a flow whose client got a challenge.
 type challenged struct {
 	index, generation uint32
-	due               int64 // when BPF may tell of the next SYN
+	due               int64 // when BPF may report the next SYN
 }
 
 // unchallenge makes BPF report SYNs again for the flows whose interval has passed.

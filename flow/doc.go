@@ -46,8 +46,8 @@
 // Where the Service alone decides, the table in BPF does (bpf/table.h; table.go fills it by
 // policy.Uniform, ranges.go the source ranges): the packet goes on at once, and the worker hears of the
 // flow by a notice (begun.go). Where the client is to be hidden, the table asks the routing tables for the
-// node's address, and takes a port that no flow and no socket has. Indices of free flows are in a ring that both sides take from (bpf/spares.go). The
-// table goes on while no process runs; the next one finds these flows in shared memory. A
+// node's address, and takes a port that no flow and no socket has. Indices of free flows are in a ring
+// that both sides take from (bpf/spares.go). The table goes on while no process runs; the next one finds these flows in shared memory. A
 // client that uses the port of a closed connection again gets a new flow, and the table takes
 // the old one's tuples. After a failed attempt userspace decides for a while: its balancer
 // knows which endpoints to leave out.

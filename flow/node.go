@@ -26,7 +26,7 @@ type nodeClients struct {
 	told   once.Trouble
 	why    atomic.Pointer[string] // new ones are relayed; nil: they are not
 
-	masquerade  atomic.Bool // rules give some packets the node's address: all have the one that routing chooses
+	masquerade  atomic.Bool // rules masquerade some packets: all get the node's address that routing chooses
 	noFragments atomic.Bool // rules may drop what the node fragments: UDP is relayed
 	// BPF has both bits in Control.Hides.
 }

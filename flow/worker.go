@@ -189,7 +189,7 @@ func (w *worker) kernelTime(t int64) uint64 { return uint64(t + w.clock) }
 // beater is the worker as the handler of its heartbeat.
 type beater worker
 
-// HandleTimer tells BPF that userspace is alive.
+// HandleTimer reports to BPF that userspace is alive.
 func (b *beater) HandleTimer(*poll.Timer) {
 	now := sys.Monotonic()
 	atomic.StoreUint64(&b.kernel.Control.DecidesUntil, uint64(now+int64(tableAge)))
@@ -269,14 +269,14 @@ func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 		w.begun(e, data)
 		return
 	case bpf.KernelEventKindEVENT_UNUSED:
-		if w.flows[e.Flow] == nil && !w.direct[e.Flow] { // else its end gives it
+		if w.flows[e.Flow] == nil && !w.direct[e.Flow] { // else its end frees it
 			w.spares.Give(e.Flow)
 		}
 		return
 	}
 	f := w.flows[e.Flow]
 	if f == nil {
-		f = w.discover(e.Flow) // BPF could not tell
+		f = w.discover(e.Flow) // its notice found no room in the ring
 	}
 	if f == nil || f.generation != e.Generation {
 		return
@@ -325,7 +325,7 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 		}
 	}
 	if bpf.ProtocolOf(p.protocol) != service.UDP && !w.giveWay(&key, now) {
-		w.injector.pass(int(e.Ifindex), p.ipv6, p.data) // BPF knows what to make of it
+		w.injector.pass(int(e.Ifindex), p.ipv6, p.data) // BPF handles it as a packet of the open flow
 		return
 	}
 	if before := e.Flow; int(before) < len(w.flows) && w.kernel.Index.Tuple(bpf.ReferenceTo(before, bpf.KernelRoleTO_ENDPOINT)) == key {

@@ -55,7 +55,7 @@ func (c *Conn) send(m *Message, fds []int) error {
 	if err != nil {
 		return err
 	}
-	_ = c.unix.SetWriteDeadline(time.Now().Add(Patience)) // the write tells of a closed socket
+	_ = c.unix.SetWriteDeadline(time.Now().Add(Patience)) // the write fails if the socket is closed
 	if err := sys.SendDescriptors(c.unix, p, fds); err != nil {
 		return fmt.Errorf("send %s: %w", m.Step, err)
 	}
@@ -114,13 +114,13 @@ func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	if patience > 0 {
 		deadline = time.Now().Add(patience)
 	}
-	_ = c.unix.SetReadDeadline(deadline) // the read tells of a closed socket
+	_ = c.unix.SetReadDeadline(deadline) // the read fails if the socket is closed
 	if c.buffer == nil {
 		c.buffer = make([]byte, maxMessage)
 	}
 	p := c.buffer // what parse returns keeps nothing of it
 	n, fds, whole, err := sys.ReceiveDescriptors(c.unix, p, batch)
-	if errors.Is(err, syscall.ECONNRESET) { // it has ended without reading all; what it said comes first
+	if errors.Is(err, syscall.ECONNRESET) { // it ended without reading all; its own messages can still be read
 		n, fds, whole, err = sys.ReceiveDescriptors(c.unix, p, batch)
 	}
 	if err == nil && n == 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// changes has when each service port changed last: its Service, its endpoints, or what this
+// changes keeps when each service port changed last: its Service, its endpoints, or what this
 // node decides by. A start is a change of all of them. It is safe for concurrent use.
 type changes struct {
 	mu sync.Mutex

@@ -28,7 +28,7 @@ type Config struct {
 	PodInterfaces func(name string) bool
 
 	Steering choose.Options
-	Instance string            // tells this proxy from others in the network namespace; usually empty
+	Instance string            // distinguishes this proxy from others in the network namespace; usually empty
 	Tracking tracking.Settings // of the kernel's connection tracking
 
 	TakeOver        bool          // from a running proxy with the same names, if there is one

@@ -14,7 +14,7 @@ import (
 // What follows becomes events of the API (A.9), beside lines in the log; without
 // a cluster it goes nowhere.
 
-// sendPort tells that a port of a Service is not served here.
+// sendPort reports that a port of a Service is not served here.
 func (p *Proxy) sendPort(svc service.Name, text string) {
 	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: "FailedToClaimPort", Action: "Listen", Note: text + " (node " + p.config.Policy.NodeName + ")"})
 }
@@ -29,7 +29,7 @@ func (p *Proxy) needEndpoints(port *service.Port) {
 	})
 }
 
-// sendHealth tells that a port for health checks is not served.
+// sendHealth reports that a port for health checks is not served.
 func (p *Proxy) sendHealth(svc service.Name, reason, text string) {
 	action := "Listen"
 	if svc == (service.Name{}) {

@@ -40,7 +40,7 @@ func (p *Proxy) setHost(s hostnet.State) {
 	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.config.Policy.NodeIPs), Broadcasts: s.Broadcasts}})
 }
 
-// tellNode tells the table of connections which clients are this node.
+// tellNode sets in the table of connections which clients are this node.
 func (p *Proxy) tellNode() {
 	if p.conntrack != nil {
 		p.conntrack.SetNode(p.config.Policy.NodeName, p.host.Load().Addresses)

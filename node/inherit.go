@@ -56,7 +56,7 @@ func (p *Proxy) balancerOf(name service.PortName) *balancer.Balancer {
 }
 
 // tellAffinity gives the next process the clients that have come at since or later, monotonic ns.
-// It returns the time from which on others are left.
+// It returns the since of the next call.
 func (p *Proxy) tellAffinity(c *handover.Conn, since int64) (now int64, err error) {
 	now = poll.Nanotime()
 	if p.table == nil {
@@ -141,8 +141,8 @@ func (p *Proxy) tellPorts(c *handover.Conn) error {
 	return nil
 }
 
-// idsSpace is how many connections a process may accept while it hands over. The next one leaves out
-// so many numbers.
+// idsSpace is how many connections a process may accept while it hands over. The next one skips that
+// many numbers.
 const idsSpace = 1_000_000
 
 // tellPast gives the next process the records of ended connections. It moves connections meanwhile.

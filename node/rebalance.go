@@ -67,7 +67,7 @@ func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, n
 		if is == nil || is == b.seen.Port(i) {
 			continue
 		}
-		options, _ := b.defaults.For(is) // others tell the problem
+		options, _ := b.defaults.For(is) // others report the problem
 		if is.Rebalance == 0 || !options.Algorithm.SpreadsClients() {
 			delete(b.ports, is.Name)
 			continue

@@ -19,7 +19,7 @@ import (
 type hook interface {
 	// there reports whether it is still at the interface.
 	there() bool
-	// release gives up the program. With keep, it stays if it can stay without the process.
+	// release detaches the program. With keep, it stays if it can stay without the process.
 	release(keep bool)
 }
 

@@ -87,7 +87,7 @@ func (h hooks) there() bool {
 	return (h.ingress == nil || h.ingress.there()) && h.egress.there()
 }
 
-// release lets go of the programs. With keep, they stay if they can without the process.
+// release detaches the programs. With keep, they stay if they can without the process.
 func (h hooks) release(keep bool) {
 	for _, each := range []hook{h.ingress, h.egress} {
 		if each != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Follows the state of SCTP associations. INIT is what SYN is for TCP, INIT ACK what
-// SYN-ACK is. Who completes the handshake is known by the endpoint's COOKIE ACK: nobody
-// makes it send one who has not received its INIT ACK.
+// SYN-ACK is. The endpoint's COOKIE ACK proves that the client has completed the handshake: only
+// a host that received the INIT ACK can make the endpoint send it.
 //
 // Each side chooses the verification tag of what it receives. So the tag of a direction's
 // packets, direction.end, is the initiate tag of the other side's INIT or INIT ACK. fin has
@@ -85,7 +85,7 @@ GLOBAL enum verdict association_from_client(struct __sk_buff *skb, struct packet
 	if (is_opening(p)) {
 		__u32 state = f->state;
 		if (state == OPEN) {
-			// The client has not got the INIT ACK, or it begins anew: its endpoint
+			// The client has not received the INIT ACK, or it begins anew: its endpoint
 			// has to know.
 			f->fin[0] = p->sequence;
 			f->fin[1] = 0;

@@ -5,11 +5,11 @@
 // If the endpoint sees the client's address in both, the direct connection gets another port
 // on its way, as netfilter gives it one: it is a flow with OPTION_DIRECT, without a Service or
 // a record. If the Service's flow hides the client, the endpoint can tell them apart. Then
-// packets between the hooks look the same, and tc_index tells: those of the Service's flow
-// are HALFWAY.
+// packets between the hooks look the same, and tc_index differs: those of the Service's flow
+// have HALFWAY.
 //
 // The node itself, or a client that rules of others masquerade, may ask an endpoint by a port that a
-// hidden client's flow has there. It gets another port in the same way, at egress: its flow has MASQUERADE and UNMASQUERADE alone.
+// hidden client's flow has there. At egress it gets another port likewise, as a flow with MASQUERADE and UNMASQUERADE alone.
 #ifndef DIRECT_H
 #define DIRECT_H
 

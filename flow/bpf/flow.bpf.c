@@ -199,8 +199,8 @@ static __always_inline int go_on_node(struct __sk_buff *skb, struct packet *p, s
 #define HIDE 100
 #define SEND 101
 
-// consider is begin, but for the tuples of a flow whose client is hidden, or on the node itself: then it
-// returns HIDE, and p->begun names the flow. asks says that the table has no more to say.
+// consider is begin without hide: for a flow whose client is hidden, or on the node itself, it returns
+// HIDE, and p->begun names the flow. asks means that the table has refused: userspace decides.
 GLOBAL int consider(struct __sk_buff *skb, struct packet *p, __u32 before, int asks)
 {
 	if (!p)
@@ -272,7 +272,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 	return f ? go_on_node(skb, p, f, p->begun) : verdict;
 }
 
-// forward gives a packet what it gets at both hooks, and sends it by the shortcut.
+// forward does the rewrites of both hooks, and sends the packet by the shortcut.
 static __noinline int forward(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 found, const struct hop *h)
 {
 	struct tuple to;
@@ -318,8 +318,8 @@ GLOBAL int to_node_client(struct __sk_buff *skb, struct packet *p, struct flow *
 	}
 }
 
-// leave_to_egress leaves it to egress to follow a packet. A connection whose endpoint has gone may
-// end there never, so that it is taken for one that is half closed.
+// leave_to_egress leaves following a packet to egress. A connection whose endpoint is gone may
+// never end there, so that it counts as half closed from now on.
 static __always_inline void leave_to_egress(struct packet *p, struct flow *f)
 {
 	if ((p->flags & (FIN | RST)) && is_believed(f, p, 0))

@@ -106,8 +106,8 @@ static __always_inline int is_unreachable(const struct packet *p, const struct i
 }
 
 // replace_quoted updates the checksum of the quoted segment, which lies in the error if
-// that quotes enough. Senders may know their packet again by it. It returns 1 if there is
-// a checksum, 0 if not, -1 on an error. A CRC of SCTP stays: the verification tag tells.
+// that quotes enough. Senders may recognize their packet by it. It returns 1 if there is
+// a checksum, 0 if not, -1 on an error. SCTP's CRC stays: senders go by the verification tag.
 static __always_inline int replace_quoted(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, __be32 old, __be32 new, __s64 addresses)
 {
 	if (i->tuple.protocol == IPPROTO_SCTP)

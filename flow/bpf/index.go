@@ -6,9 +6,8 @@ import (
 )
 
 // Index finds a flow by a packet's tuple, and lies in memory that is shared with BPF:
-// index.h describes it. BPF enters tuples, userspace those of other versions' sessions (PutAll); both
-// sides take them out. Its methods are
-// safe for concurrent use with BPF, but not with each other.
+// index.h describes it. BPF enters tuples, userspace those of other versions' flows (PutAll); both
+// sides take them out. Its methods are safe for concurrent use with BPF, but not with each other.
 type Index struct {
 	Buckets []KernelBucket // a power of two
 	flows   []KernelFlow

@@ -77,7 +77,7 @@ enum seen {
 	ENDPOINT_RST_DOUBTED = 65536, // an RST has come in the window, and perhaps the receiver believes it
 	CLIENT_RST_DOUBTED = 131072,
 	FIRST_WANTED = 262144, // userspace has lost the SYN, and wants it when it comes again
-	CLIENT_MISSED = 524288, // the receiver has told of a gap in what the client has sent
+	CLIENT_MISSED = 524288, // the receiver has reported a gap in what the client has sent
 	ENDPOINT_MISSED = 1048576,
 };
 
@@ -254,7 +254,7 @@ struct control {
 	__u32 least_spare; // a service port has more than most_flows while so many others are free
 	// Indices of flows that are free: userspace has put them, both sides take them.
 	__u64 given, taken;
-	__u64 untold; // flows that userspace has not been told of
+	__u64 untold; // flows whose notice found no room in the ring
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 	__u64 seed;   // of the index
 	__u64 shortcuts_until; // until then, packets may take shortcuts

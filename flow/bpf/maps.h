@@ -10,7 +10,7 @@
 // GLOBAL functions are verified by themselves, once, and not again for each path that leads to a
 // call. Their result is unknown to the verifier, and so is what their pointers point to; before
 // Linux 6.1, that may be no key of a map. The stacks of a chain of calls, each rounded up to 32
-// bytes, must not exceed 512: clang's -fstack-usage tells.
+// bytes, must not exceed 512: clang's -fstack-usage shows them.
 #define GLOBAL __attribute__((noinline))
 
 // Userspace sets the sizes of flows, buckets and spares when it loads the maps.

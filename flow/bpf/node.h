@@ -28,7 +28,7 @@
 // what it receives.
 #define NODE_MACS {2, 's', 'l', 'u', 'i', 'c', 2, 's', 'l', 'u', 'i', 'c'}
 
-// deliver has a packet come in by the node's own device. passage is its tc_index.
+// deliver redirects a packet to the ingress of the node's own device. passage is its tc_index.
 GLOBAL int deliver(struct __sk_buff *skb, __u32 passage)
 {
 	struct control *c = control();
@@ -58,7 +58,7 @@ static __always_inline int decides_node(const struct packet *p, const struct ser
 	return (s->options & DECIDE_NODE) && c && !(p->tuple.protocol == IPPROTO_UDP && (c->hides & ASKS_NODE_UDP));
 }
 
-// is_loopback says whether a packet's source is a loopback address: by our device, no answers come to those.
+// is_loopback says whether a packet's source is a loopback address: our device delivers no answers to those.
 static __always_inline int is_loopback(const struct packet *p)
 {
 	const struct address *a = &p->tuple.src;
@@ -68,14 +68,14 @@ static __always_inline int is_loopback(const struct packet *p)
 }
 
 // serves_node says whether a packet of no flow at lo's egress may be the first one of a client on the
-// node. Endpoints may admit privileged ports alone, which the relay gives. What comes from a
-// Service's own port is the relay's.
+// node. Privileged ports are the relay's, because endpoints may admit no others. What comes from a
+// Service's own port is the relay's too.
 GLOBAL int serves_node(struct __sk_buff *skb, const struct packet *p)
 {
 	struct control *c = control();
 	if (!c || !p || !c->node_device || p->fragment || skb->mark || bpf_ntohs(p->tuple.sport) < FIRST_PORT || is_loopback(p))
 		return 0;
-	// Datagrams of IPv6 that are too long for their way only their sender can fragment, and the relay.
+	// Only their sender can fragment datagrams of IPv6 that are too long for their way: here, the relay.
 	if (p->tuple.protocol == IPPROTO_UDP ? p->ipv6 : p->tuple.protocol != IPPROTO_TCP || !is_opening(p))
 		return 0;
 	__u64 now = bpf_ktime_get_ns();
@@ -93,7 +93,7 @@ GLOBAL int serves_node(struct __sk_buff *skb, const struct packet *p)
 #define TOO_LONG 8 // bpf_fib_lookup: for the route's MTU
 
 // allow_fragments lets the IP stack fragment a datagram. The client's socket believes in the MTU of
-// lo, so that it forbids that, and perhaps gave no identification.
+// lo: it may have forbidden that, and left out the identification.
 GLOBAL int allow_fragments(struct __sk_buff *skb)
 {
 	const __u32 at = offsetof(struct iphdr, id);
@@ -105,7 +105,7 @@ GLOBAL int allow_fragments(struct __sk_buff *skb)
 }
 
 // send sends a packet of the node's flow, which is translated, to its endpoint. One that is too long
-// for its way comes in by the device: the IP stack tells the client of TCP, and fragments a datagram.
+// for its way comes in by the device: the IP stack sends a TCP client the MTU, and fragments a datagram.
 GLOBAL int send(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
 	if (!p || !f)

@@ -23,8 +23,8 @@ const volatile __u32 link_header = ETH_HLEN;
 // functions, and SCTP's are too long to be inlined.
 const volatile __u32 serves_sctp = 1;
 
-// unlikely has the compiler put what follows a condition aside, so that the instructions of
-// most packets lie close together.
+// unlikely makes the compiler move the code after a condition out of the way, so that the
+// instructions for most packets lie close together.
 #define unlikely(condition) __builtin_expect(!!(condition), 0)
 
 // Verdicts of tcx (Linux 6.6): other programs look at the packet too, or it is dropped.
@@ -189,7 +189,7 @@ static __always_inline int is_single(const struct __sk_buff *skb, const struct p
 	return !p->fragment && !is_segmented(skb);
 }
 
-// parse reads the headers. It returns -1 for a packet that is not for us to look at.
+// parse reads the headers. It returns -1 for a packet that Sluice leaves alone.
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 total = 0;

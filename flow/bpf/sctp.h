@@ -23,7 +23,7 @@
 #define little_endian(x) (x)
 #endif
 
-// IF_BIT is y if bit is 1, and 0 if it is 0. A branch, or a mask, would have the verifier
+// IF_BIT is y if bit is 1, and 0 if it is 0. A branch, or a mask, would make the verifier
 // follow 2^32 paths.
 #define IF_BIT(bit, y)                                            \
 	({                                                        \

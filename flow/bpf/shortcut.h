@@ -34,8 +34,8 @@ struct hop {
 	__u8 macs[2][ETH_ALEN]; // destination, source
 };
 
-// shortcuts_open says whether packets of a flow take shortcuts at all. Userspace says so again and again.
-// Connection tracking that has come has to see the whole handshake of a flow that userspace does not tell it of.
+// shortcuts_open says whether packets of a flow take shortcuts at all. Userspace permits that for a second at a
+// time. Before shortcuts end, new flows take none: connection tracking has to see their whole handshake.
 static __always_inline int shortcuts_open(const struct flow *f, __u64 now)
 {
 	struct control *c = control();

@@ -3,7 +3,7 @@ package bpf
 import "sync/atomic"
 
 // Spares are the indices of free flows, in a ring that BPF takes from too. Only the worker
-// puts indices in. A process that is killed at any moment leaves it whole.
+// puts indices in. The ring stays whole if the process is killed at any moment.
 type Spares struct {
 	ring    []KernelSpare // a power of two, no shorter than all flows
 	control *KernelControl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Decides about new flows where the Service alone does, so that no client waits for
-// userspace, and goes on while that is away. Whatever else there is to consider is asked.
+// userspace, and goes on while that is away. Userspace is asked about all others.
 #ifndef TABLE_H
 #define TABLE_H
 
@@ -75,7 +75,7 @@ static __always_inline int same_link(const struct origin *client, const struct a
 
 // remembered returns the number of the endpoint that session affinity gives a client, or -1: userspace has
 // to choose one. A client that is not remembered gets the same endpoint each time, until it is, and
-// perhaps another one each time that it was forgotten.
+// perhaps another one after each time that it was forgotten.
 GLOBAL int remembered(const struct packet *p, const struct served *s, __u32 list, __u32 count)
 {
 	struct control *c = control();
@@ -191,8 +191,8 @@ static __always_inline int enter(const struct packet *p, const struct flow *f, _
 	return -1;
 }
 
-// find_node finds the address by which the kernel would hide a client of an interface from an endpoint: Linux 6.7 tells.
-// It returns -1 if userspace has to.
+// find_node asks the routing tables by which address the node reaches an endpoint, for a client to be hidden (Linux 6.7).
+// It returns -1 if userspace has to find it.
 GLOBAL int find_node(struct __sk_buff *skb, const struct packet *p, const struct place *e, __u32 ifindex, struct address *node)
 {
 	if (!p || !e || !node)
@@ -243,7 +243,7 @@ GLOBAL int vacate(const struct packet *p, __u32 index)
 	return 1;
 }
 
-// begin_flow sets what a flow's first packet tells.
+// begin_flow initializes a flow from its first packet.
 static __always_inline void begin_flow(struct __sk_buff *skb, const struct packet *p, struct flow *f, __u64 now)
 {
 	__u32 generation = f->generation + 1;
@@ -263,7 +263,7 @@ static __always_inline void begin_flow(struct __sk_buff *skb, const struct packe
 	f->way[0].end = f->way[1].acked = p->sequence + 1;
 }
 
-// unused gives back the index of a flow that has not begun.
+// unused reports the index of a flow that did not begin, for userspace to free.
 static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	f->state = FREE;
@@ -295,7 +295,7 @@ GLOBAL int hide(struct __sk_buff *skb, __u32 index)
 	return -1;
 }
 
-// begun counts a flow that the table has decided about, and tells userspace of it.
+// begun counts a flow that the table has decided about, and reports it to userspace.
 static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
 	struct control *c = control();
@@ -311,7 +311,7 @@ static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struc
 	count(COUNT_DECIDED);
 }
 
-// decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
+// decide begins a flow, which is reported to userspace afterwards. It returns the flow's index, or
 // 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0. The
 // tuples of a flow whose client is hidden, or on the node itself (own), are still to be entered (hide).
 static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before, int own)

@@ -45,7 +45,7 @@ static __always_inline void close_flow(struct __sk_buff *skb, struct flow *f, __
 	notice(skb, f, index, EVENT_CLOSED);
 }
 
-// is_behind says whether a sequence number is another one or lies behind it.
+// is_behind says whether a sequence number a equals b or follows it.
 static __always_inline int is_behind(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) >= 0;
@@ -53,7 +53,7 @@ static __always_inline int is_behind(__u32 a, __u32 b)
 
 #define LARGEST_WINDOW (1U << 30) // RFC 7323
 
-// mark_end notes a mark of those that end a connection.
+// mark_end sets a mark of those that end a connection, and keeps which came first.
 static __always_inline void mark_end(struct flow *f, __u32 bit)
 {
 	if (!f->first_end)
@@ -62,7 +62,7 @@ static __always_inline void mark_end(struct flow *f, __u32 bit)
 }
 
 // count_again counts the segments of a packet if their sender has sent them again: they have come by
-// before, or their receiver has told that it misses them. Few packets come here.
+// before, or their receiver has reported that it misses them. Few packets come here.
 GLOBAL int count_again(struct __sk_buff *skb, const struct packet *p, struct flow *f, int from)
 {
 	if (!p || !f)
@@ -139,9 +139,9 @@ static __always_inline void confirm(struct flow *f)
 		__sync_fetch_and_add(&l->confirmed, 1);
 }
 
-// challenge tells userspace of another SYN, or INIT, with the tuple of an open connection, or of
-// an RST that its receiver may believe. It returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
-// its first packets (ask): beyond that, the client sends it again.
+// challenge reports another SYN, or INIT, with the tuple of an open connection, or an RST that its
+// receiver may believe, to userspace. It returns 0 if it does not. As with first packets (ask), a service
+// port may not fill the ring: beyond its share, the client has to send the SYN again.
 GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	struct control *c = control();
@@ -301,8 +301,8 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
 }
 
-// adjust_reset gives such an RST the number that the endpoint expects, which so ends the old
-// connection too.
+// adjust_reset gives such an RST the number that the endpoint expects, so that the endpoint ends the
+// old connection too.
 GLOBAL int adjust_reset(struct __sk_buff *skb, struct packet *p, const struct flow *f)
 {
 	if (!p || !f)
@@ -313,7 +313,7 @@ GLOBAL int adjust_reset(struct __sk_buff *skb, struct packet *p, const struct fl
 	       bpf_skb_store_bytes(skb, p->transport + offsetof(struct tcphdr, seq), &new, sizeof(new), 0);
 }
 
-// begin_again has the flow of a client's own connection serve its next one. Other flows RESTART.
+// begin_again uses the flow of a client's own connection for the next one. Other flows RESTART.
 GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
 {
 	if (!p || !f)
@@ -330,7 +330,7 @@ GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
 	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? GO : ABSORB;
 }
 
-// absorb_first handles a SYN that has come again: the one that userspace has goes to the next endpoint.
+// absorb_first handles a repeated SYN: the copy that userspace has goes to the next endpoint.
 GLOBAL enum verdict absorb_first(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
 {
 	if (p && f && (f->seen & FIRST_WANTED) && is_single(skb, p))
@@ -338,7 +338,7 @@ GLOBAL enum verdict absorb_first(struct __sk_buff *skb, const struct packet *p, 
 	return ABSORB;
 }
 
-// count_syn counts a SYN that the client has sent again: it is not the one that userspace puts back.
+// count_syn counts a SYN that the client repeats, unlike the one that userspace puts back.
 GLOBAL int count_syn(struct __sk_buff *skb, const struct packet *p, struct flow *f)
 {
 	if (p && f && is_opening(p) && p->sequence == f->first_sequence && f->state < CLOSED && !(f->options & OPTION_DIRECT) &&
@@ -409,7 +409,7 @@ GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 
 	return GO;
 }
 
-// collide has userspace give a flow another port than its client's own.
+// collide asks userspace to move a flow to another port than its client's own.
 static __always_inline enum verdict collide(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	count(COUNT_COLLISIONS);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Tells userspace: by the ring upcalls what it must answer at once, by notices the rest.
+// Reports events to userspace: by the ring upcalls what it must answer at once, by notices the rest.
 #ifndef UPCALL_H
 #define UPCALL_H
 
@@ -125,7 +125,7 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct tuple 
 	return 1;
 }
 
-// is_alive says whether userspace lives. It may have said so after now was read.
+// is_alive says whether userspace is alive. Its last report may be later than now.
 static __always_inline int is_alive(const struct control *c, __u64 now)
 {
 	return (__s64)(now - c->beat) < (__s64)DEAD_AFTER;
@@ -160,8 +160,8 @@ static __always_inline int is_relayed(const struct packet *p, const struct contr
 	return 1;
 }
 
-// ask hands the first packet of a flow to userspace. It returns -1 if the relay has to
-// take the packet, 1 if it does so already.
+// ask hands the first packet of a flow to userspace. It returns -1 if the packet is the
+// relay's, 1 if the relay serves its client already.
 static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 service, __u32 before)
 {
 	struct control *c = control();

@@ -36,7 +36,7 @@ type routes struct {
 	trouble   once.Trouble
 	done      chan struct{}
 	running   sync.WaitGroup
-	changed   chan struct{} // something has to be taken
+	changed   chan struct{} // has an element while take would return something
 	stale     chan struct{} // the kernel has removed routes and not said so
 
 	mu    sync.Mutex
