@@ -56,10 +56,12 @@ func TestHold(t *testing.T) {
 			continue
 		}
 		for _, client := range []string{in, out} {
-			allowed, limited := table.Admission(service.Destination{Addr: lb.Addr(), Port: 80, Protocol: service.TCP})
-			drops := table.Resolve(service.TCP, netip.MustParseAddr(client), lb).Action == Drop
-			if drops != (limited && !contains(allowed, netip.MustParseAddr(client))) {
-				t.Errorf("%s: %s is dropped: %t, and admission says %v, %t", tt.what, client, drops, allowed, limited)
+			for _, vip := range []netip.AddrPort{ip, lb} {
+				allowed, limited := table.Admission(service.Destination{Addr: vip.Addr(), Port: 80, Protocol: service.TCP})
+				drops := table.Resolve(service.TCP, netip.MustParseAddr(client), vip).Action == Drop
+				if drops != (limited && !contains(allowed, netip.MustParseAddr(client))) {
+					t.Errorf("%s: %s is dropped at %s: %t, and admission says %v, %t", tt.what, client, vip, drops, allowed, limited)
+				}
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package httpport
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -189,4 +190,16 @@ func TestAllWhoWaitForAFullGroupGoOn(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that leaves before it could serve closes the listener that it is given.
+func TestServeAfterLeave(t *testing.T) {
+	s := New(&Group{}, http.NotFoundHandler(), time.Minute)
+	s.Leave()
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
+	check.Equal(t, s.Serve(l), http.ErrServerClosed)
+	_, err := l.Accept()
+	if !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener is open: %v", err)
+	}
 }

@@ -330,3 +330,30 @@ func FuzzParse(f *testing.F) {
 		must.Equalf(t, parsed.Match(r), again.Match(r), "%q and %q differ", text, again)
 	})
 }
+
+// What only the transports of open connections say selects no records of ended ones.
+func TestFieldsOfTransports(t *testing.T) {
+	r := sample()
+	r.SetTransport(&conntrack.Transport{Idle: int64(time.Minute)})
+	for text, want := range map[string]bool{"idle>1s": true, "idle>5m": false, "idle!=1m": false, "retransmits>0": false} {
+		f := must.Get(Parse(text))(t)
+		check.Equalf(t, f.Match(r), want, "%s", text)
+		check.Equalf(t, f.Match(sample()), text == "idle!=1m", "%s, without a transport", text)
+		check.Equalf(t, f.NeedsTransport(), true, "%s", text)
+		check.Errorf(t, must.Err(ParseForRecords(text)), "is known of open connections alone", "%s", text)
+	}
+	check.Equal(t, must.Get(Parse("client=10.2.3.4"))(t).NeedsTransport(), false)
+}
+
+// Only a proxy knows the pods of clients: until it names them, no client has one.
+func TestPodsOfClients(t *testing.T) {
+	f := must.Get(Parse("client_pod=shop/web-*"))(t)
+	check.Equal(t, f.Match(sample()), false)
+	f.NameClients(func(a netip.Addr) service.Name {
+		return map[netip.Addr]service.Name{netip.MustParseAddr("10.2.3.4"): {Namespace: "shop", Name: "web-1"}}[a]
+	})
+	check.Equal(t, f.Match(sample()), true)
+	other := sample()
+	other.Client = netip.MustParseAddrPort("10.2.3.5:40000")
+	check.Equal(t, f.Match(other), false)
+}

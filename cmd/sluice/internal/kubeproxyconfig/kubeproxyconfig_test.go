@@ -82,6 +82,7 @@ func TestErrors(t *testing.T) {
 		{head + "nodePortAddresses: [primary, primary]", "primary is there twice"},
 		{head + "nodePortAddresses: [home]", "\"home\" is neither"},
 		{head + "bindAddress: [a", "yaml"},
+		{head + "mode: [iptables]", "not a KubeProxyConfiguration: "},
 	} {
 		check.Errorf(t, must.Err(Parse([]byte(test.text))), test.want, "%q", test.text)
 	}

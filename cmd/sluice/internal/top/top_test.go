@@ -245,3 +245,14 @@ func TestHelp(t *testing.T) {
 		t.Errorf("%+v", s.query)
 	}
 }
+
+// Rows of several proxies name the node of each.
+func TestTableOfNodes(t *testing.T) {
+	got := Table(&api.Frame{Rows: []api.Rates{{ProxyNode: "node-a", Service: "shop/web:http"}, {ProxyNode: "node-bb", Service: "shop/web:http"}}})
+	lines := strings.Split(got, "\n")
+	for i, want := range []string{"PROXY NODE  NAME", "node-a      shop/web:http", "node-bb     shop/web:http"} {
+		if !strings.HasPrefix(lines[i], want) {
+			t.Errorf("line %d is %q, want it to begin with %q", i, lines[i], want)
+		}
+	}
+}
