@@ -10,6 +10,7 @@
 //	                 <-     proof
 //	hello            ->
 //	                 <-     welcome, or refuse: the next one has changed nothing
+//	kept             ->     states and over: manifests' last good content; any number of times
 //	ask              ->     stops changing anything
 //	                 <-     sockets, in batches; each is acknowledged (taken)
 //	                 <-     clients

@@ -17,6 +17,7 @@ const (
 	StepWelcome Step = "welcome"
 	StepRefuse  Step = "refuse"  // Why says why not
 	StepStop    Step = "stop"    // the next process asks the running one to end in an orderly way
+	StepKept    Step = "kept"    // the next one asks for good content of manifests, if Running.Keeps; states and over answer
 	StepAsk     Step = "ask"     // it has its configuration
 	StepSockets Step = "sockets" // with a descriptor for each of Sockets
 	StepTaken   Step = "taken"   // Taken descriptors have arrived
@@ -39,6 +40,7 @@ type Message struct {
 	Hello   *Hello       `json:"hello,omitempty"`
 	Why     string       `json:"why,omitempty"`
 	Switch  bool         `json:"switch,omitempty"` // of a refusal: StepStop would be followed
+	Wanted  *Wanted      `json:"wanted,omitempty"` // of kept
 	Sockets []Socket     `json:"sockets,omitempty"`
 	Taken   int          `json:"taken,omitempty"`
 	Clients []netip.Addr `json:"clients,omitempty"`
@@ -51,6 +53,13 @@ type Message struct {
 type Running struct {
 	Mode  string `json:"mode"`  // which the next one may take without a trial; "" if it is to choose
 	Flows bool   `json:"flows"` // it has kernel flows, or is about to
+	Keeps bool   `json:"keeps"` // it answers StepKept
+}
+
+// Wanted names manifests that the next process cannot use. Directories have a slash at the end.
+type Wanted struct {
+	Dir   string   `json:"dir"`
+	Files []string `json:"files"`
 }
 
 // Hello describes the next process, and what it can take over.
@@ -101,7 +110,7 @@ func parse(p []byte) (*Message, error) {
 	if m.Step == "" {
 		return nil, errNoStep
 	}
-	if m.Step == StepHello && m.Hello == nil || m.Step == StepState && m.State == nil {
+	if m.Step == StepHello && m.Hello == nil || m.Step == StepState && m.State == nil || m.Step == StepKept && m.Wanted == nil {
 		return nil, fmt.Errorf("a %s that says nothing", m.Step)
 	}
 	return m, nil

@@ -24,7 +24,7 @@ const offerPatience = time.Second
 func (p *Proxy) openOffer() {
 	var err error
 	for began := time.Now(); ; time.Sleep(lockPause) {
-		p.offer, err = handover.Listen(p.config.Steering.Table, func() handover.Running { return handover.Running{Mode: p.mode, Flows: p.hasFlows.Load()} })
+		p.offer, err = handover.Listen(p.config.Steering.Table, func() handover.Running { return handover.Running{Mode: p.mode, Flows: p.hasFlows.Load(), Keeps: true} })
 		if err == nil || p.before == nil || time.Since(began) > offerPatience {
 			break
 		}
@@ -135,7 +135,7 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 		return false, err
 	}
 	// The other one reads its configuration. It may give up.
-	if _, err := c.Await(handover.StepAsk, 0); err != nil {
+	if err := p.untilAsked(c); err != nil {
 		return false, err
 	}
 	if !stop() {

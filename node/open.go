@@ -60,6 +60,9 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 		p.close()
 		return nil, err
 	}
+	if p.manifests != nil && p.before != nil && p.before.conn.Running().Keeps {
+		p.manifests.Inherit(p.askKept)
+	}
 	return p, nil
 }
 

@@ -105,11 +105,7 @@ type repeated struct {
 // the findings. If a finding is an error, the content must not be used. The
 // content's objects have the API server's defaults.
 func decode(name string, data []byte, o Options) (content, []finding) {
-	d := decoder{file: name, warned: make(map[string]*repeated), annotation: o.Annotation, allocates: len(o.Allocate) > 0, inspects: o.inspects}
-	d.content.passedOver = make(map[string]int)
-	d.fill.report = d.reportField
-	// As JSON, a file without aliases is some times as large at the most.
-	d.fill.budget = 8*len(data) + 100_000
+	d := newDecoder(name, len(data), o)
 	parse := parseYAML
 	if path.Ext(name) == ".json" {
 		parse = parseJSON
@@ -123,6 +119,16 @@ func decode(name string, data []byte, o Options) (content, []finding) {
 		d.findings = append(d.findings, f)
 	}
 	return d.content, d.told()
+}
+
+// newDecoder makes a decoder of a file with so many bytes.
+func newDecoder(name string, size int, o Options) *decoder {
+	d := &decoder{file: name, warned: make(map[string]*repeated), annotation: o.Annotation, allocates: len(o.Allocate) > 0, inspects: o.inspects}
+	d.content.passedOver = make(map[string]int)
+	d.fill.report = d.reportField
+	// As JSON, a file without aliases is some times as large at the most.
+	d.fill.budget = 8*size + 100_000
+	return d
 }
 
 func (d *decoder) errorf(line int, format string, args ...any) {

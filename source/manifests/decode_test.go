@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/sluice-proxy/sluice/test/check"
@@ -486,5 +487,25 @@ func FuzzDecode(f *testing.F) {
 		if !asJSON && len(data) < 4096 {
 			compareWithJSON(t, data)
 		}
+		compareWithKept(t, name, c)
 	})
+}
+
+// compareWithKept: the next process gets objects as they are.
+func compareWithKept(t *testing.T, name string, c content) {
+	t.Helper()
+	w := New(t.TempDir(), Options{})
+	w.files[name] = &fileState{good: c}
+	must.OK(t, w.Keep(w.dir, []string{name}, func(k *Kept) error {
+		got, err := k.content(w.options)
+		must.OK(t, err)
+		check.Equal(t, len(got.objects), len(c.objects))
+		for i, o := range got.objects {
+			want := c.objects[i]
+			if o.line != want.line || o.key != want.key || !equality.Semantic.DeepEqual(o.value, want.value) {
+				t.Errorf("%s, line %d, was %s, line %d:\n%s", o.key, o.line, want.key, want.line, cmp.Diff(want.value, o.value))
+			}
+		}
+		return nil
+	}))
 }

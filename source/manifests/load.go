@@ -66,6 +66,9 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	again = w.watches.end(t)
 	w.tellOnce(t.findings)
 	readings := w.read(t.files, touched)
+	if first {
+		w.takeKept(t, readings)
+	}
 	w.mu.Lock()
 	w.forget(t)
 	for i, r := range readings {

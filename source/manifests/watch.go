@@ -63,11 +63,12 @@ type Watcher struct {
 	options     Options
 	newNotifier func() (notifier, error)
 	calls       calls
+	inherit     func(dir string, names []string) []Kept // nil: there is nobody to ask
 
 	// What follows belongs to Run's goroutine.
 	watches *watches
+	mu      sync.Mutex // for changes of files and catalog, which Keep and Where read
 	files   map[string]*fileState
-	mu      sync.Mutex // for changes of catalog, which Where reads
 	catalog *catalog
 	told    map[string]bool // trouble with the tree that was told
 	root    once.Trouble    // with the directory itself

@@ -62,6 +62,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_AffinityMoves/relay",
 	},
 	{
+		name: "broken-manifest-forgotten", what: "a take-over ends the Services of a manifest that is broken meanwhile",
+		file: "node/open.go", old: "p.manifests.Inherit(p.askKept)", new: "_ = p.askKept",
+		pkg: "test/e2e", test: "TestPromise7_GoodContentOfBrokenManifestsMoves",
+	},
+	{
 		name: "adoption-prolongs", what: "processes that follow each other soon keep idle connections and UDP sessions for ever",
 		file: "flow/adopt.go", old: "w.loop.Schedule(&f.timer, now, f)", new: "w.loop.Schedule(&f.timer, now+int64(confirmation), f)",
 		pkg: "flow", test: "TestAdoptedFlowsEndInTime",
