@@ -476,3 +476,34 @@ func FuzzLink(f *testing.F) {
 		}, held).run(t)
 	})
 }
+
+// patient is an owner whose links may be quiet for a time of its own.
+type patient struct {
+	*play
+	quiet time.Duration
+}
+
+func (p patient) QuietFor(isHalfClosed bool, idle, half time.Duration) time.Duration {
+	if isHalfClosed {
+		return half
+	}
+	return min(p.quiet, idle)
+}
+
+// TestOwnersTimeout: the owner decides how long its link may be quiet.
+func TestOwnersTimeout(t *testing.T) {
+	p := newPlay(func(int) int { return 1 }, playHeld[0])
+	for _, s := range p.socks {
+		s.room, s.streams = 1<<20, playStreams
+	}
+	began := p.now
+	p.worker.Start(p.link, Socket{FD: 10, Streams: playStreams}, Socket{FD: 11, Streams: playStreams}, patient{p, 10 * time.Second})
+	for len(p.ends) == 0 {
+		if !p.elapse() {
+			t.Fatal("no timer is set to end the link")
+		}
+	}
+	if quiet := time.Duration(p.now - began); p.ends[0] != Idle || quiet < 10*time.Second || quiet > 20*time.Second {
+		t.Fatalf("ended %v after %v, want %v after 10s", p.ends, quiet, Idle)
+	}
+}

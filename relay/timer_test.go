@@ -313,3 +313,38 @@ func TestNoDelayFromTheSecondWriteOn(t *testing.T) {
 		t.Error("the client's socket has it from its listener")
 	}
 }
+
+// patient is an owner whose links may be quiet for a time of its own.
+type patient struct {
+	*play
+	quiet time.Duration
+}
+
+func (p patient) QuietFor(halfClosed bool, idle, half time.Duration) time.Duration {
+	if halfClosed {
+		return half
+	}
+	return min(p.quiet, idle)
+}
+
+// TestOwnersTimeout: the owner decides how long its link may be quiet.
+func TestOwnersTimeout(t *testing.T) {
+	p := newPlay(rand.New(rand.NewPCG(1, 1)).IntN, Config{IdleTimeout: 100 * time.Second, HalfClosedTimeout: 20 * time.Second})
+	p.worker.Start(p.link, Socket{FD: p.socks[client].fd}, Socket{FD: p.socks[endpoint].fd}, patient{p, 10 * time.Second})
+	p.settle()
+	p.elapse(9 * second)
+	p.peerCloses(client, false)
+	p.settle()
+	p.elapse(19 * second)
+	p.peerSends(endpoint, 1)
+	p.settle()
+	p.elapse(19 * second)
+	p.wantEnds(t)
+	p.elapse(second)
+	p.wantEnds(t, Idle)
+	p = newPlay(rand.New(rand.NewPCG(1, 1)).IntN, Config{IdleTimeout: 100 * time.Second})
+	p.worker.Start(p.link, Socket{FD: p.socks[client].fd}, Socket{FD: p.socks[endpoint].fd}, patient{p, 10 * time.Second})
+	p.settle()
+	p.elapse(10 * second)
+	p.wantEnds(t, Idle)
+}

@@ -100,6 +100,9 @@ func TestClose(t *testing.T) {
 	var closed api.Closed
 	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1","dry_run":true}`, http.StatusOK, &closed)
 	check.Equal(t, closed, api.Closed{Matched: 2})
+	closed = api.Closed{}
+	s.act(t, api.PathClose, `{"filter":"idle>0s","dry_run":true}`, http.StatusOK, &closed)
+	check.Equalf(t, closed, api.Closed{}, "no transport says for how long its connection was idle")
 	if s.log.Len() > 0 {
 		t.Errorf("the log says %s, and nothing was done", s.log.String())
 	}
@@ -143,6 +146,11 @@ func TestDrain(t *testing.T) {
 	}
 	if !s.drained("10.1.0.4:80", "web-a") {
 		t.Errorf("%v is in force", s.set)
+	}
+	drains = api.Drains{}
+	s.act(t, api.PathDrain, `{"endpoint":"shop/web-a"}`, http.StatusOK, &drains)
+	if len(drains.Drained) != 2 || drains.Changed != 0 {
+		t.Errorf("drained again: %+v", drains)
 	}
 	var failed api.Error
 	s.act(t, api.PathDrain, `{"endpoint":"10.9.9.9"}`, http.StatusNotFound, &failed)
@@ -250,4 +258,17 @@ func TestState(t *testing.T) {
 	if s.v != "4 5s" || state.V != 4 || state.Until == nil {
 		t.Errorf("%s is set, the answer is %+v", s.v, state)
 	}
+}
+
+// Refused packets are failures without a connection: they name the client without its port.
+func TestRefusedPackets(t *testing.T) {
+	s := newSite(t)
+	s.table.Refuse([]conntrack.Refusal{{
+		Client: netip.MustParseAddr("10.0.0.1"), VIP: netip.MustParseAddrPort("10.96.0.10:81"), Protocol: service.TCP, Reason: conntrack.UnknownPort, Packets: 4,
+	}}, 0, true)
+	var got api.Failures
+	s.ask(t, api.PathFailures, http.StatusOK, &got)
+	check.Equal(t, len(got.Failures), 1)
+	want := api.Failure{Time: got.Failures[0].Time, Client: "10.0.0.1", VIP: "10.96.0.10:81", Error: "unknown_port", Packets: 4}
+	check.Equal(t, got.Failures[0], want)
 }

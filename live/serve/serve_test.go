@@ -41,6 +41,7 @@ import (
 type site struct {
 	podAt  map[string]string // names of pods by address
 	url    string
+	table  *conntrack.Table
 	shard  *conntrack.Shard
 	loop   *poll.Loop
 	port   *service.Port
@@ -82,7 +83,7 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	snap := service.NewStore(service.StoreOptions{}).Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: slices})
 	policies := policy.Compile(nil, snap, policy.Config{})
 	table := conntrack.NewTable(conntrack.Options{})
-	s := &site{shard: table.Shard(0), loop: loop, port: snap.Ports[0]}
+	s := &site{table: table, shard: table.Shard(0), loop: loop, port: snap.Ports[0]}
 	view := live.New(table, conntrack.OnLoops([]*poll.Loop{loop}))
 	history, err := live.NewHistory(view, false)
 	must.OK(t, err)
