@@ -16,12 +16,14 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 // No two services and no two endpoints share an address, and all addresses lie in
 // their ranges.
 func TestAddresses(t *testing.T) {
 	for _, size := range []Size{{1, 10}, {2, 10}, {300, 10}, published, wide, largest} {
+		size.Services = race.Fewer(size.Services)
 		c := &cluster{Size: size, live: netip.MustParseAddr("10.2.0.2")}
 		seen := map[string]bool{}
 		add := func(a string) {
