@@ -120,10 +120,11 @@ func TestConntrackSeesNothing(t *testing.T) {
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, d := range []service.Destination{tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"),
 				udp("192.0.2.1:54"), tcp("10.96.0.11:80"), udp("10.96.0.11:53"), own} {
-				got := steering.Reach(t, from, d, "")
-				if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
-					t.Fatalf("from %s to %s (%s): tracked %q", from.Name(), d, got, list)
-				}
+				steering.Reach(t, from, d, "")
+			}
+			// Once: the kernel looks through all namespaces' connections.
+			if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
+				t.Fatalf("from %s: tracked %q", from.Name(), list)
 			}
 		}
 		steering.Expect(t, lab.Client, tcp("10.2.1.2:80"), "b1:80")
