@@ -23,14 +23,15 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// echoed sends blocks to an echo server and compares what comes back.
-func echoed(c net.Conn, blocks int) error {
+// echoed sends blocks to an echo server, at a pace, and compares what comes back.
+func echoed(c net.Conn, blocks int, pace time.Duration) error {
 	block := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
 	go func() {
 		for range blocks {
 			if _, err := c.Write(block); err != nil {
 				return // the reader says so
 			}
+			time.Sleep(pace)
 		}
 	}()
 	got := make([]byte, len(block))
@@ -61,7 +62,7 @@ func TestShortcutsBesideAFirewall(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(5 * time.Millisecond):
 				}
 				c, err := s.lab.Client.Dial("tcp", net.JoinHostPort([]string{vip4, vip6}[i%2], "80"))
 				if err != nil {
@@ -69,7 +70,7 @@ func TestShortcutsBesideAFirewall(t *testing.T) {
 					return
 				}
 				if _, err = io.ReadFull(c, make([]byte, len("b1:8080\n"))); err == nil {
-					err = echoed(c, 1+i/2*50)
+					err = echoed(c, 1+i/2*50, 5*time.Millisecond)
 				}
 				c.Close()
 				if err != nil {
