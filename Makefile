@@ -45,14 +45,14 @@ demo: build ## Build and run the demo: it needs no cluster and changes nothing o
 FEWER = $$(grep -rl --include=*_test.go 'race\.Fewer(' .)
 
 # Packages whose tests take minutes, mostly waiting: they begin first, and the others run
-# beside them.
+# beside them. make lint vets all.
 LONG := ./test/vm ./flow
 
 .PHONY: test
 test: deps build ## Run every test with the race detector (the end-to-end tests need root)
-	$(REQUIRE_ROOT) $(RACE) go test -race -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
-	go test $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
-	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
+	go test -vet=off $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
+	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 
@@ -80,11 +80,11 @@ RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntr
 
 .PHONY: test-flows
 test-flows: deps ## Run the end-to-end tests with --datapath=kernel
-	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 30m -skip '$(RELAYED)' $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout 30m -skip '$(RELAYED)' $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-flows-quick
 test-flows-quick: deps build ## As test-flows, the most important ones
-	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) \
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) \
 	-run 'TestMatrix|TestPromise[123567]_|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited|TestPortThatAnother' ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
 
@@ -121,7 +121,7 @@ test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control 
 	@test/cluster/install-deps.sh
 	cd test/helm && go build -o $(CURDIR)/$(CLUSTER)/render ./render
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
-	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
+	go test -vet=off -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test -count=1 $(TESTFLAGS) ./...
 
 .PHONY: test-programs
@@ -135,7 +135,7 @@ test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitt
 test-programs-quick: deps build ## As test-programs in a minute: no pause exceeds two seconds
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
-	go test -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
+	go test -vet=off -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
 	cd test/pools && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-web

@@ -41,7 +41,9 @@ func Check(t *testing.T) {
 	// bpf2go names the sources relative to its working directory.
 	bpf2go := filepath.Join(dir, "bpf2go")
 	program, arguments, _ := strings.Cut(command, " ")
-	must.Run(t, exec.Command("go", "build", "-o", bpf2go, program))
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bpf2go, program)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as bin/sluice: the build cache has its packages
+	must.Run(t, build)
 	run := exec.Command("bash", "-c", bpf2go+" "+arguments)
 	run.Dir = dir
 	run.Env = append(os.Environ(), "GOPACKAGE=bpf")

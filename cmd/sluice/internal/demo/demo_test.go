@@ -68,7 +68,7 @@ func built(t *testing.T) string {
 			return
 		}
 		program.path = filepath.Join(program.dir, "sluice")
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", program.path, "github.com/sluice-proxy/sluice/cmd/sluice")
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w", "-o", program.path, "github.com/sluice-proxy/sluice/cmd/sluice")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			program.err = fmt.Errorf("go build: %w\n%s", err, out)
