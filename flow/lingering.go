@@ -24,9 +24,9 @@ const (
 // are sent again. The process keeps nothing else of them: at 30,000 connections a second these are
 // most flows.
 type lingering struct {
-	places []place // by index
-	queues [2]lingerers
-	direct lingerers // clients' own connections
+	entries []entry // by index
+	queues  [2]lingerers
+	direct  lingerers // clients' own connections
 }
 
 // lingerers is a queue of ended flows with one lingering time, the oldest first.
@@ -35,14 +35,14 @@ type lingerers struct {
 	first, last uint32 // indices; 0: none
 }
 
-// place is a flow's place in its queue.
-type place struct {
+// entry is a flow in its queue.
+type entry struct {
 	due  int64 // not before
 	next uint32
 }
 
 func newLingering(flows int) lingering {
-	return lingering{places: make([]place, flows), queues: [2]lingerers{{wait: lingerDone}, {wait: linger}}, direct: lingerers{wait: directInterval}}
+	return lingering{entries: make([]entry, flows), queues: [2]lingerers{{wait: lingerDone}, {wait: linger}}, direct: lingerers{wait: directInterval}}
 }
 
 // queue returns the queue for flows with such an end.
@@ -55,9 +55,9 @@ func (l *lingering) queue(seen bpf.KernelSeen) *lingerers {
 
 // put adds a flow that ended at the given time.
 func (l *lingering) put(q *lingerers, index uint32, at int64) {
-	l.places[index] = place{due: at + int64(q.wait)}
+	l.entries[index] = entry{due: at + int64(q.wait)}
 	if q.last != 0 {
-		l.places[q.last].next = index
+		l.entries[q.last].next = index
 	} else {
 		q.first = index
 	}
@@ -67,10 +67,10 @@ func (l *lingering) put(q *lingerers, index uint32, at int64) {
 // take removes the first flow that is due from a queue and returns it, or returns 0.
 func (l *lingering) take(q *lingerers, now int64) uint32 {
 	index := q.first
-	if index == 0 || l.places[index].due > now {
+	if index == 0 || l.entries[index].due > now {
 		return 0
 	}
-	if q.first = l.places[index].next; q.first == 0 {
+	if q.first = l.entries[index].next; q.first == 0 {
 		q.last = 0
 	}
 	return index
