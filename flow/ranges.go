@@ -117,8 +117,8 @@ func (w *worker) takeRefused() (each map[bpf.KernelTuple]uint64, packets uint64)
 	}
 }
 
-// tellRefused reports what source ranges have refused since the last report.
-func (w *worker) tellRefused(now int64) {
+// reportRefused reports what source ranges have refused since the last report.
+func (w *worker) reportRefused(now int64) {
 	if now-w.told < int64(refusedInterval) || w.server.options.NotAdmitted == nil {
 		return
 	}

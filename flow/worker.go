@@ -209,7 +209,7 @@ func (w *worker) HandleTimer(*poll.Timer) {
 	w.expire(w.loop.Now())
 	w.unchallenge(w.loop.Now())
 	w.reclaim()
-	w.tellRefused(w.loop.Now())
+	w.reportRefused(w.loop.Now())
 	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
 }
 

@@ -95,12 +95,12 @@ func (p *Proxy) inForce() {
 	p.trouble.Over()
 	p.wrong.Store(nil)
 	p.applied.Store(time.Now().UnixNano())
-	p.tellReady()
+	p.reportReady()
 }
 
-// tellReady says once that Sluice serves: the configuration is completely in force, with the
+// reportReady reports once that Sluice serves: the configuration is completely in force, with the
 // data path that it is to have.
-func (p *Proxy) tellReady() {
+func (p *Proxy) reportReady() {
 	if p.toldReady || p.applied.Load() == 0 || p.flows.settling() {
 		return
 	}
@@ -154,7 +154,7 @@ func (p *Proxy) maintain() {
 	if !complete || p.trouble.Lasts() {
 		p.inForce()
 	}
-	p.tellTracking()
+	p.logTracking()
 	if repaired {
 		p.repairs.Add(1)
 		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")

@@ -51,7 +51,7 @@ const metricsRetry = 5 * time.Second
 // serveMetrics answers on the address of the metrics until ctx ends.
 func (p *Proxy) serveMetrics(ctx context.Context) {
 	listen := func() (net.Listener, error) { return admin.Listen(p.config.MetricsAddress, p.ports.Listen) }
-	admin.NewServer(p.pages, &p.metricsConns).Keep(ctx, p.metrics, listen, metricsRetry, p.tellServed("the metrics are", func(err error) {
+	admin.NewServer(p.pages, &p.metricsConns).Keep(ctx, p.metrics, listen, metricsRetry, p.logUnserved("the metrics are", func(err error) {
 		p.events.Send(kubernetes.Event{Warning: true, Reason: "FailedToStartMetricServer", Action: "StartKubeProxy", Note: err.Error()})
 	}))
 }

@@ -86,7 +86,7 @@ func (p *Proxy) relayAll(why error) error {
 	}
 	p.hasFlows.Store(false)
 	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
-	p.tellForwardPolicies()
+	p.logForwardPolicies()
 	removed, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	if p.before != nil && len(removed) > 0 { // the trial has not found out
 		p.log.Error().Strs("removed", removed).Msg("the sluice before had kernel flows, and this one has none: forwarded connections are cut")
@@ -221,7 +221,7 @@ func (p *Proxy) flowsBegun(err error) error {
 		if err := p.relayAll(err); err != nil {
 			return err
 		}
-		p.tellReady()
+		p.reportReady()
 		return nil
 	}
 	p.dataPath.Store(&dataPath{path: conntrack.Kernel})

@@ -35,13 +35,13 @@ func (p *Proxy) setHost(s hostnet.State) {
 	drained := p.policy.Drained
 	p.policy = p.config.Policy
 	p.policy.NodeAddresses, p.policy.PodRanges, p.policy.Drained = s.Addresses, s.PodRanges, drained
-	p.tellNode()
+	p.setNode()
 	// The next snapshot contains it.
 	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.config.Policy.NodeIPs), Broadcasts: s.Broadcasts}})
 }
 
-// tellNode sets in the table of connections which clients are this node.
-func (p *Proxy) tellNode() {
+// setNode sets in the table of connections which clients are this node.
+func (p *Proxy) setNode() {
 	if p.conntrack != nil {
 		p.conntrack.SetNode(p.config.Policy.NodeName, p.host.Load().Addresses)
 	}
@@ -57,9 +57,9 @@ func (p *Proxy) hostChanged(s hostnet.State) {
 	}
 }
 
-// tellForwardPolicies logs rules for forwarded packets once: they do not see
+// logForwardPolicies logs rules for forwarded packets once: they do not see
 // packets to Services, although their author may expect that.
-func (p *Proxy) tellForwardPolicies() {
+func (p *Proxy) logForwardPolicies() {
 	found, err := firewall.ForwardPolicies(0)
 	if err != nil {
 		p.log.Debug().Err(err).Msg("rules for forwarded packets are not known")
@@ -69,9 +69,9 @@ func (p *Proxy) tellForwardPolicies() {
 	}
 }
 
-// tellTracking logs once that connections to endpoints are kept in connection tracking,
+// logTracking logs once that connections to endpoints are kept in connection tracking,
 // and why, or that --conntrack asks for what the steering mode cannot do.
-func (p *Proxy) tellTracking() {
+func (p *Proxy) logTracking() {
 	if p.keptTold {
 		return
 	}

@@ -110,7 +110,7 @@ func (p *Proxy) start(ctx context.Context, t *tasks) {
 		return p.hostWatcher.Run(ctx, func(s hostnet.State) { sendTo(ctx, t.hosts, s) })
 	})
 	go p.events.Run(ctx)
-	t.group.Go(func() { p.tellRefusals(ctx) })
+	t.group.Go(func() { p.reportRefusals(ctx) })
 }
 
 // serve keeps the configuration in force, until ctx ends, another process has taken over, or
@@ -153,7 +153,7 @@ func (p *Proxy) serve(ctx context.Context, t *tasks) error {
 		case <-p.before.hasMoved():
 			p.departed.restart(time.Now())
 		case <-p.node.timer.C:
-			p.node.tell()
+			p.node.remind()
 		case <-p.steer.Changed():
 			p.maintain()
 		case err := <-t.failed:

@@ -87,7 +87,7 @@ func (p *Proxy) open() error {
 	}
 	p.openDrains()
 	p.setConntrack()
-	p.tellTracking()
+	p.logTracking()
 	if err := p.openAccessLog(); err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (p *Proxy) makeLoops() error {
 		shards++ // the last one is of kernel flows
 	}
 	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens, TCP: o.RecordTCP})
-	p.tellNode()
+	p.setNode()
 	relaying := o.Relay
 	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.Stream.KeepAlive), 2*o.Stream.KeepAlive
 	p.relay = relay.New(relaying)

@@ -68,8 +68,8 @@ func (d *nodeDoubt) update(s *service.Snapshot) {
 	}
 }
 
-// tell logs what is missing, and sets the timer for a reminder.
-func (d *nodeDoubt) tell() {
+// remind logs what is missing, and sets the timer for a reminder.
+func (d *nodeDoubt) remind() {
 	if d.missing == "" {
 		return
 	}

@@ -47,7 +47,7 @@ func TestMissingNodeIsLogged(t *testing.T) {
 					for {
 						select {
 						case <-d.timer.C:
-							d.tell()
+							d.remind()
 						case <-end:
 							lines = strings.Count(log.String(), "\n")
 							if test.want != "" && strings.Count(log.String(), test.want) != lines {

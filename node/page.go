@@ -37,12 +37,12 @@ const webRetry = 5 * time.Second
 
 // servePage serves the page until ctx ends.
 func (p *Proxy) servePage(ctx context.Context) {
-	p.page.Keep(ctx, webRetry, p.tellServed("the page is", func(error) {}))
+	p.page.Keep(ctx, webRetry, p.logUnserved("the page is", func(error) {}))
 }
 
-// tellServed returns a function that logs once that something is not served, with the error, and
+// logUnserved returns a function that logs once that something is not served, with the error, and
 // once that it is served again. It calls failed with the error.
-func (p *Proxy) tellServed(what string, failed func(error)) func(error) {
+func (p *Proxy) logUnserved(what string, failed func(error)) func(error) {
 	var failing once.Trouble
 	return func(err error) {
 		switch {

@@ -107,23 +107,23 @@ func (r *refusals) take() (list []conntrack.Refusal, totals [len(refusalReasons)
 	return list, r.byFlow
 }
 
-// tellRefusals reports each second what was refused or dropped, until ctx ends.
-func (p *Proxy) tellRefusals(ctx context.Context) {
+// reportRefusals reports each second what was refused or dropped, until ctx ends.
+func (p *Proxy) reportRefusals(ctx context.Context) {
 	tick := time.NewTicker(refusalInterval)
 	defer tick.Stop()
 	counter, _ := p.steer.(redirect.Counter)
 	for {
 		select {
 		case <-tick.C:
-			p.tellRefused(counter)
+			p.reportRefused(counter)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// tellRefused reports what was refused or dropped since the last report. counter may be nil.
-func (p *Proxy) tellRefused(counter redirect.Counter) {
+// reportRefused reports what was refused or dropped since the last report. counter may be nil.
+func (p *Proxy) reportRefused(counter redirect.Counter) {
 	r := &p.refusals
 	list, totals := r.take()
 	var steered redirect.Refused
