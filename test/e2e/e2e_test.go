@@ -58,7 +58,7 @@ func build() error {
 		return err
 	}
 	program.dir, program.path = dir, filepath.Join(dir, "sluice")
-	args := []string{"build", "-buildvcs=false", "-o", program.path}
+	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", program.path} // links in a third of the time
 	if race.Enabled {
 		args = append(args, "-race")
 	}

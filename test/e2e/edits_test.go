@@ -126,7 +126,7 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 					select {
 					case <-stop:
 						return
-					default:
+					case <-time.After(5 * time.Millisecond):
 					}
 					// Wait for silence only where it is expected: elsewhere a
 					// repeated SYN may still reach its destination.
