@@ -160,7 +160,7 @@ func (n *numbered) open(t *testing.T, targets []string, sessions int) {
 		c := must.Get(n.lab.Client.Dial("udp", targets[i%len(targets)]))(t)
 		s := &numberedSession{conn: c, id: uint32(i), window: 1, pause: time.Duration(sessions) * time.Millisecond / 3}
 		if i < 2*len(targets) {
-			s.window, s.pause = 8, time.Millisecond
+			s.window, s.pause = 8, 3*time.Millisecond
 		}
 		n.sessions = append(n.sessions, s)
 		n.running.Go(func() {

@@ -33,7 +33,8 @@ type takeOvers struct {
 	p       *proxy // the one that serves
 	targets []*target
 	talkers []*talker
-	again   atomic.Bool // questions are asked again each second, as some may be lost
+	pace    time.Duration // between two questions at a target
+	again   atomic.Bool   // questions are asked again each second, as some may be lost
 	stop    chan struct{}
 	running sync.WaitGroup
 }
@@ -60,7 +61,10 @@ func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
 	p.mode, p.relayed = m, "while the next process loads the BPF programs"
 	p.mode.flags = slices.Concat(m.flags, []string{"--udp-timeout", "1s"}) // sessions end soon
 	p.start(flags...)
-	w := &takeOvers{lab: lab, p: p, stop: make(chan struct{})}
+	w := &takeOvers{lab: lab, p: p, pace: 8 * time.Millisecond, stop: make(chan struct{})}
+	if slices.Contains(flags, "kernel") {
+		w.pace = 2 * time.Millisecond // many wait for a decision at any time
+	}
 	for _, address := range web.destinations(lab) {
 		w.targets = append(w.targets, &target{network: "tcp", address: address})
 		w.talk(t, address)
@@ -79,7 +83,7 @@ func (w *takeOvers) talk(t *testing.T, address string) {
 	t.Helper()
 	c := must.Get(w.lab.Client.Dial("tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
-	k := &talker{conn: c, pause: 5 * time.Millisecond}
+	k := &talker{conn: c, pause: 10 * time.Millisecond}
 	w.talkers = append(w.talkers, k)
 	w.running.Go(func() {
 		check.OKf(t, k.run(w.stop), "%s to %s", c.LocalAddr(), address)
@@ -92,7 +96,7 @@ func (w *takeOvers) ask(t *testing.T, g *target) {
 		select {
 		case <-w.stop:
 			return
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(w.pace):
 		}
 		if err := w.askOnce(g); err != nil {
 			t.Errorf("%s %s, after %d that were served: %v", g.network, g.address, g.served.Load(), err)
