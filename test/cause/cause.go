@@ -141,7 +141,7 @@ func (c *Cause) Play(t testing.TB, lab *netns.Lab) {
 				select {
 				case <-ended:
 					return
-				default:
+				case <-time.After(5 * time.Millisecond):
 					_, _ = lab.Client.Ask("tcp", Address)
 				}
 			}

@@ -76,11 +76,12 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 		mended.Store(true)
 		began = time.Now()
 		wait.For(t, "an endpoint that is back", 2*time.Minute, func() error {
-			if visits(1); !ejected(0)() {
+			if visits(1)[0].name != sick {
 				return errNotYet
 			}
 			return nil
 		})
+		wait.True(t, "no ejected endpoint", ejected(0))
 		took, served := time.Since(began), 0
 		for _, v := range visits(connections) {
 			if v.err != nil {
