@@ -75,7 +75,9 @@ func TestWhatIsNotInherited(t *testing.T) {
 	write(t, filepath.Join(dir, "a.yaml"), "kind: Service\n  apiVersion: v1\n")
 	for what, change := range map[string]func(*Kept){
 		"another format": func(k *Kept) { k.Format++ },
-		"spec.clusterIP": func(k *Kept) { k.Objects[0].Object = []byte(`{"metadata": {"name": "a"}, "spec": {"clusterIP": "x", "ports": [{"port": 80}]}}`) },
+		"spec.clusterIP": func(k *Kept) {
+			k.Objects[0].Object = []byte(`{"metadata": {"name": "a"}, "spec": {"clusterIP": "x", "ports": [{"port": 80}]}}`)
+		},
 		"not valid JSON": func(k *Kept) { k.Objects[0].Object = []byte("{") },
 	} {
 		next := start(t, dir, inheriting(t, before.w, change))
