@@ -49,7 +49,7 @@ func NewDemand(c *Core, answers redirect.Replies, put func(redirect.Plan) error)
 	return &Demand{core: c, ports: [2]uint16{answers.FirstPort, answers.LastPort}, put: put, linger: replyLinger}
 }
 
-// Hold has the rules put in force for the first socket; that one waits for the kernel,
+// Hold puts the rules in force for the first socket; that one waits for the kernel,
 // and for an Apply that is under way. The others pay for two atomic operations. An error
 // is that of the first try since the last Verify.
 func (d *Demand) Hold(netip.Addr) (ports [2]uint16, err error) {
@@ -78,7 +78,7 @@ func (d *Demand) Held() []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified()}
 }
 
-// Expect has replies come back from the first Apply on.
+// Expect brings replies back from the first Apply on, if the process before held any address.
 func (d *Demand) Expect(held []netip.Addr) error {
 	d.core.mu.Lock()
 	defer d.core.mu.Unlock()

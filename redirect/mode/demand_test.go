@@ -101,6 +101,36 @@ func TestDemandFollowsSockets(t *testing.T) {
 	m.want(t, "in a plan without clients' addresses", false)
 }
 
+// The next process brings replies back from its first plan on, for the sockets of the process
+// before, whose mode leaves the kernel as it is.
+func TestDemandOfTheProcessBefore(t *testing.T) {
+	before := newFakeMode(t)
+	before.apply(t, redirect.Plan{})
+	check.Equalf(t, len(before.Demand.Held()), 0, "addresses without a socket")
+	must.OK(t, must.Err(before.Demand.Hold(client)))
+	held := before.Demand.Held()
+	check.Equalf(t, len(held), 1, "addresses with a socket")
+	before.Leave()
+	before.want(t, "after the first process has left", true)
+	check.ErrorIsf(t, before.Apply(redirect.Plan{}), ErrClosed, "apply after that")
+
+	next := newFakeMode(t)
+	must.OK(t, next.Demand.Expect(held))
+	next.apply(t, redirect.Plan{})
+	next.want(t, "with the first plan", true)
+	next.Demand.linger = 0
+	next.verify(t)
+	next.want(t, "while the process before has its socket", true)
+	next.Demand.Release(held[0])
+	next.verify(t)
+	next.verify(t)
+	next.want(t, "once that is closed", false)
+	idle := newFakeMode(t)
+	must.OK(t, idle.Demand.Expect(nil))
+	idle.apply(t, redirect.Plan{})
+	idle.want(t, "after a process without sockets", false)
+}
+
 // Where the kernel refuses, each connection fails at once: only Verify tries again, and
 // says why.
 func TestDemandTriesAgainInVerify(t *testing.T) {
