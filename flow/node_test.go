@@ -403,18 +403,22 @@ func TestNodeClientsOfEndpointsBehindOtherLinks(t *testing.T) {
 // putBehindBridge makes an interface of the node's the port of a bridge that has its addresses.
 func putBehindBridge(t *testing.T, node *netns.Host, ifname string) {
 	t.Helper()
-	nl, port := node.Netlink(), node.Link(t, ifname)
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}}
-	addrs, err := nl.AddrList(port, netlink.FAMILY_ALL)
-	if err == nil {
-		err = errors.Join(nl.LinkAdd(bridge), nl.LinkSetUp(bridge), nl.LinkSetMaster(port, bridge))
-	}
+	nl, bridge := node.Netlink(), &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}}
+	must.OK(t, errors.Join(nl.LinkAdd(bridge), nl.LinkSetUp(bridge), nl.LinkSetMaster(node.Link(t, ifname), bridge)))
+	moveAddresses(t, node, ifname, "bridge")
+}
+
+// moveAddresses gives an interface of the node's the addresses of another one.
+func moveAddresses(t *testing.T, node *netns.Host, from, to string) {
+	t.Helper()
+	nl, was, is := node.Netlink(), node.Link(t, from), node.Link(t, to)
+	addrs, err := nl.AddrList(was, netlink.FAMILY_ALL)
 	for _, a := range addrs {
 		if a.IP.IsLinkLocalUnicast() {
 			continue
 		}
 		add := &netlink.Addr{IPNet: a.IPNet, Flags: unix.IFA_F_NODAD}
-		err = errors.Join(err, nl.AddrDel(port, &a), nl.AddrAdd(bridge, add))
+		err = errors.Join(err, nl.AddrDel(was, &a), nl.AddrAdd(is, add))
 	}
 	must.OK(t, err)
 }

@@ -14,6 +14,7 @@
 #define DIRECT_H
 
 #include <linux/bpf.h>
+#include <linux/if_packet.h>
 #include <bpf/bpf_helpers.h>
 
 #include "association.h"
@@ -33,21 +34,29 @@ static __always_inline int is_clients_own(const struct __sk_buff *skb, enum role
 	return (role == MASQUERADE || role == TO_CLIENT) && (f->options & OPTION_MASQUERADE) && skb->tc_index != HALFWAY;
 }
 
+// is_seen_again says whether a packet at ingress is the flow's own, which has left the node's IP stack: it comes
+// in at the lower interface of a macvlan, or at the other end of a veth pair within the node.
+static __always_inline int is_seen_again(const struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+{
+	if (p->tuple.protocol != IPPROTO_UDP)
+		return p->sequence == f->first_sequence;
+	return skb->pkt_type == PACKET_OTHERHOST && skb->ifindex != f->ifindex;
+}
+
 // is_taken says whether the endpoint that a packet is for knows the client's port by a flow. A
 // flow whose first packet the node has dropped takes nothing.
-GLOBAL int is_taken(const struct packet *p)
+GLOBAL int is_taken(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tuple back;
 	if (!p)
 		return 0;
 	swap(&back, &p->tuple);
 	__u32 found = find(&back);
-	if (role_in(found) == STALE)
-		return 1;
-	if (role_in(found) != TO_CLIENT)
-		return 0;
+	enum role role = role_in(found);
 	struct flow *f = flow_of(flow_in(found));
-	return f && !(f->options & OPTION_MASQUERADE) && (f->state >= OPEN || (f->seen & PASSED));
+	if ((role != TO_CLIENT && role != STALE) || !f || is_seen_again(skb, p, f))
+		return 0;
+	return role == STALE || (!(f->options & OPTION_MASQUERADE) && (f->state >= OPEN || (f->seen & PASSED)));
 }
 
 // note_passed notes that a packet which ingress has translated leaves the node, and follows one that

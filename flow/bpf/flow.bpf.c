@@ -95,7 +95,7 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 {
 	if (p->fragment || skb->tc_index == TRANSLATED || skb->tc_index == NOTED || skb->tc_index == JUDGED || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
 		return TCX_NEXT;
-	if (!is_taken(p))
+	if (!is_taken(skb, p))
 		return TCX_NEXT;
 	__u32 index = redirect(skb, p, TO_ENDPOINT);
 	if (!index) { // another CPU may have begun the flow meanwhile

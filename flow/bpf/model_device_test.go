@@ -281,7 +281,7 @@ func (x *tested) passOne(d *device, ingress bool) error {
 			v.header = uint16(transport + 20)
 		}
 	}
-	s.forwarded = true // it comes in by the device
+	s.forwarded, s.others = true, d.link > 0 // it comes in by the device
 	was := slices.Clone(s.frame)
 	hook := x.m.egress
 	if ingress {

@@ -10,6 +10,11 @@ func (m *model) beginDirect(s *skbuff, p *modelPacket) modelVerdict {
 	other := &m.flows[e.flow]
 	known := e.role == KernelRoleSTALE ||
 		e.role == KernelRoleTO_CLIENT && !other.masquerade && (other.state >= KernelStateOPEN || other.seen&KernelSeenPASSED != 0)
+	if p.isUDP() {
+		known = known && !(s.others && other.elsewhere)
+	} else {
+		known = known && p.sequence != other.first
+	}
 	if p.fragment != wholePacket || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
 		return pass
 	}

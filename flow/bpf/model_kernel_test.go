@@ -37,9 +37,10 @@ type tested struct {
 	members   []KernelMember
 	list      uint32 // the latest number
 	fragments map[modelFragment]bool
-	ifindex   uint32 // of the packets' interface
-	complete  uint32 // a flag of BPF_PROG_TEST_RUN, where the kernel has it
-	priority  uint32 // of the last packet, afterwards
+	ifindex   uint32  // of the packets' interface
+	mac       [6]byte // its link address
+	complete  uint32  // a flag of BPF_PROG_TEST_RUN, where the kernel has it
+	priority  uint32  // of the last packet, afterwards
 	counts    map[string]int
 }
 
@@ -296,6 +297,7 @@ func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
 		return fmt.Errorf("BPF_PROG_TEST_RUN: %w", err)
 	}
 	m.events = m.events[:0]
+	s.others = s.frame[0]&1 == 0 && !bytes.Equal(s.frame[:6], x.mac[:])
 	expected := hook(s)
 	for f := range m.fragments {
 		x.fragments[f] = true

@@ -114,7 +114,7 @@ func TestModelOfShortcuts(t *testing.T) {
 		must.OK(t, lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: net.ParseIP(via), HardwareAddr: next, State: netlink.NUD_PERMANENT}))
 		must.OK(t, lab.Node.AddRoute(netip.MustParsePrefix(dst), netip.MustParseAddr(via)))
 	}
-	x.ifindex = uint32(in.Attrs().Index)
+	x.ifindex, x.mac = uint32(in.Attrs().Index), [6]byte(in.Attrs().HardwareAddr)
 	way := &modelWay{mac: in.Attrs().HardwareAddr, macs: slices.Concat(next, out.Attrs().HardwareAddr), mtu: out.Attrs().MTU}
 	n, played := rounds(1_000_000), 0
 	must.OK(t, lab.Node.Do(func() error {

@@ -154,6 +154,7 @@ type skbuff struct {
 	priority uint32
 
 	forwarded bool // it came in at an interface before
+	others    bool // its link address is another host's
 
 	checksums []int // where checksums changed that may be 0 and 0xffff alike
 }

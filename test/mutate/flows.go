@@ -314,8 +314,18 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-direct-port-kept", what: "a client that asks an endpoint itself keeps a port that the endpoint knows",
-		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(p))", new: "if (1)",
+		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(skb, p))", new: "if (1)",
 		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
+	},
+	{
+		name: "flow-syn-comes-in-again", what: "a SYN to an endpoint behind the node's macvlan gets another port on its way",
+		file: "flow/bpf/direct.h", old: "		return p->sequence == f->first_sequence;", new: "		return 0;",
+		pkg: "flow", test: "TestPacketsThatComeInAgain",
+	},
+	{
+		name: "flow-datagram-comes-in-again", what: "a datagram to an endpoint behind the node's macvlan gets another port on its way",
+		file: "flow/bpf/direct.h", old: "return skb->pkt_type == PACKET_OTHERHOST && ", new: "return skb->pkt_type != PACKET_OTHERHOST && ",
+		pkg: "flow", test: "TestPacketsThatComeInAgain",
 	},
 	{
 		name: "flow-gap-believed", what: "a blind reset ends a connection",
