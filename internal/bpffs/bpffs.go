@@ -47,17 +47,19 @@ func Of(root, proxy string, namespace int) (Dir, error) {
 	return Dir(filepath.Join(root, parent, fmt.Sprintf("%s-%d", escape(proxy), inode))), nil
 }
 
-// Check returns the error of a root that is not in a BPF file system.
+// Check returns the error of a root that is not in a BPF file system, or in one that is read-only.
 func Check(root string) error {
 	if root == "" {
 		return ErrOff
 	}
-	is, err := sys.IsBPFFS(root)
+	is, writable, err := sys.IsBPFFS(root)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !is:
 		return fmt.Errorf("no BPF file system is mounted at %s", root)
 	case err != nil:
 		return fmt.Errorf("BPF file system: %w", err)
+	case !writable:
+		return fmt.Errorf("the BPF file system at %s is read-only", root)
 	}
 	return nil
 }

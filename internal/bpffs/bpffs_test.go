@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -58,4 +60,6 @@ func TestPlacesThatAreNotUsed(t *testing.T) {
 	must.OK(t, d.Make())
 	must.OK(t, os.Chmod(filepath.Dir(string(d)), 0o777))
 	check.Errorf(t, d.Make(), "belongs to another user", "a directory that all may write to")
+	must.OK(t, unix.MountSetattr(unix.AT_FDCWD, root, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}))
+	check.Errorf(t, must.Err(bpffs.Of(root, "sluice", 0)), "is read-only", "where nothing can be pinned")
 }

@@ -66,13 +66,13 @@ func KernelFileSystem(name string) (string, error) {
 	return kernelFileSystem(&st), nil
 }
 
-// IsBPFFS reports whether a file is in a BPF file system.
-func IsBPFFS(name string) (bool, error) {
+// IsBPFFS reports whether a file is in a BPF file system, and whether that can be written to.
+func IsBPFFS(name string) (is, writable bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(name, &st); err != nil {
-		return false, &fs.PathError{Op: "statfs", Path: name, Err: err}
+		return false, false, &fs.PathError{Op: "statfs", Path: name, Err: err}
 	}
-	return uint32(st.Type) == unix.BPF_FS_MAGIC, nil
+	return uint32(st.Type) == unix.BPF_FS_MAGIC, st.Flags&unix.ST_RDONLY == 0, nil
 }
 
 func kernelFileSystem(st *unix.Statfs_t) string {

@@ -28,6 +28,11 @@ var neighbours = []mutation{
 		pkg: "host/firewall", test: "TestStateRule",
 	},
 	{
+		name: "bpffs-read-only", what: "doctor and status take a BPF file system for one that keeps pins, although it is read-only",
+		file: "internal/bpffs/bpffs.go", old: "	case !writable:", new: "	case false:",
+		pkg: "internal/bpffs", test: "TestPlacesThatAreNotUsed",
+	},
+	{
 		name: "kube-proxy-counts", what: "kube-proxy's own rules have --conntrack auto track everything",
 		file: "host/firewall/firewall.go", old: "return !strings.HasPrefix(chain, kubeProxyPrefix) &&", new: "return",
 		pkg: "host/firewall", test: "TestStateRule",
