@@ -14,9 +14,9 @@ import (
 // as long as under kube-proxy. The next packet sets the node's own timeout.
 const trackedTCP = 24 * time.Hour
 
-// leaveShortcuts ends all shortcuts. If a rule decides by connection state, it first enters the open
-// connections into connection tracking, which has seen none of their packets and would take them for
-// new, or only the client's SYN and would take them for invalid. Those that open from now on take no
+// leaveShortcuts ends all shortcuts. If a rule decides by connection state, or may translate sources, it first
+// enters the open connections into connection tracking, which has seen none of their packets and would take them
+// for new, or only the client's SYN and would take them for invalid. Those that open from now on take no
 // shortcuts. It does not wait for that: shortcuts end by themselves after shortcutsLast.
 func (s *Server) leaveShortcuts(end func()) {
 	if !s.options.Loop.Post(func() {
@@ -33,19 +33,22 @@ func (s *Server) leaveShortcuts(end func()) {
 	}
 }
 
-// know enters connections into connection tracking, if a rule decides by their state.
+// know enters connections into connection tracking, if a rule decides by their state, or may translate new ones.
 func (s *Server) know(open []tracking.Connection) error {
 	if len(open) == 0 {
 		return nil
 	}
 	chain, err := firewall.StateRule(s.options.Namespace, s.options.Name)
+	if chain == "" && err == nil {
+		chain, err = firewall.Translation(s.options.Namespace, s.options.Name)
+	}
 	if chain == "" || err != nil {
 		return err
 	}
 	if err := sys.InNetNS(s.options.Namespace, func() error { return tracking.Know(open) }); err != nil {
 		return err
 	}
-	s.log.Info().Str("chain", chain).Int("connections", len(open)).Msg("kernel flows: a rule by states has come, connection tracking knows the open connections")
+	s.log.Info().Str("chain", chain).Int("connections", len(open)).Msg("kernel flows: rules by connection tracking have come, which knows the open connections")
 	return nil
 }
 

@@ -50,7 +50,7 @@ func (w *modelWay) refreshes(protocol byte, from int) bool {
 // direct reports whether a packet of a flow takes the shortcut.
 func (m *model) direct(s *skbuff, p *modelPacket, f *modelFlow, from int) bool {
 	w := m.way
-	if w == nil || s.link != ethernetHeader || w.refreshes(f.protocol, from) {
+	if w == nil || s.link != ethernetHeader || w.refreshes(f.protocol, from) || f.seen&KernelSeenPASSED == 0 {
 		return false
 	}
 	// The SYN passes the IP stack, its answer need not.

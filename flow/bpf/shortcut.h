@@ -51,9 +51,12 @@ static __always_inline int is_plain(struct __sk_buff *skb, const struct packet *
 }
 
 // may_go says whether a packet of a flow can only be one that is translated: of an open flow,
-// or the endpoint's answer to the client's SYN, which passes the stack.
+// or the endpoint's answer to the client's SYN, which passes the stack. If rules there have translated
+// that too, the endpoint knows the client by what they made of it.
 static __always_inline int may_go(const struct packet *p, const struct flow *f, int from)
 {
+	if (!(f->seen & PASSED))
+		return 0;
 	if (f->state == OPEN)
 		return !(p->flags & SYN);
 	return f->state == ASKING && from && f->protocol == IPPROTO_TCP && is_syn_ack(p, f);

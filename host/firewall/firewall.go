@@ -12,9 +12,13 @@ package firewall
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
+	nft "github.com/google/nftables"
+
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
@@ -35,6 +39,30 @@ func StateRule(netns int, own string) (chain string, err error) {
 		return chain, nil
 	}
 	return "", err
+}
+
+// Translation names a chain that may translate the sources of forwarded connections, or returns "" if there is
+// none. The parameters are as for StateRule.
+func Translation(netns int, own string) (chain string, err error) {
+	_, chains, err := Chains(netns)
+	for _, c := range chains {
+		isOurs := c.Table.Name == kubeProxyTable || c.Table.Name == own && c.Table.Family == nft.TableFamilyINet
+		if !isOurs && c.Type == nft.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nft.ChainHookPostrouting {
+			return fmt.Sprintf("chain %s of the nftables table %s", c.Name, c.Table.Name), nil
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	err = sys.InNetNS(netns, func() error {
+		return kernel.LegacyTables(func(_ *sys.XTables, program, table string) error {
+			if table == "nat" {
+				chain = fmt.Sprintf("the table nat of %s-legacy", program)
+			}
+			return nil
+		})
+	})
+	return chain, err
 }
 
 // SourceCheck names a chain of nftables with a rule that looks up the way to packets'

@@ -65,6 +65,39 @@ func TestStateRule(t *testing.T) {
 	}
 }
 
+// TestTranslation finds chains that may translate sources, and no others.
+func TestTranslation(t *testing.T) {
+	nft := func(family, table, hook string) string {
+		return "table " + family + " " + table + " {\nchain base {\ntype " + hook + " priority 0\n}\n}\n"
+	}
+	for _, c := range []struct{ name, program, text, want string }{
+		{"nothing", "", "", ""},
+		{"a firewall", "nft", nft("inet", "others", "filter hook forward"), ""},
+		{"destinations", "nft", nft("ip", "others", "nat hook prerouting"), ""},
+		{"sources", "nft", nft("ip", "others", "nat hook postrouting"), "chain base of the nftables table others"},
+		{"ours", "nft", nft("inet", "mine", "nat hook postrouting"), ""},
+		{"kube-proxy's", "nft", nft("ip", "kube-proxy", "nat hook postrouting"), ""},
+		{"iptables", "ip6tables-nft-restore", "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n", "chain POSTROUTING of the nftables table nat"},
+		{"legacy", "iptables-legacy-restore", "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n", "the table nat of iptables-legacy"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			node := netns.NewLab(t, 0).Node
+			switch {
+			case c.program == "nft":
+				load(t, node, c.text, "nft", "-f", "-")
+			case c.program != "":
+				if _, err := exec.LookPath(c.program); err != nil {
+					t.Skip("SKIP-NEEDS: " + c.program)
+				}
+				load(t, node, c.text, c.program)
+			}
+			if got, err := Translation(node.FD(), "mine"); err != nil || got != c.want {
+				t.Errorf("%q, %v; want %q", got, err, c.want)
+			}
+		})
+	}
+}
+
 // TestSourceCheck finds rules that look up the way to packets' sources, and no others.
 func TestSourceCheck(t *testing.T) {
 	for rule, want := range map[string]string{

@@ -293,6 +293,16 @@ var flows = []mutation{
 		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
 	},
 	{
+		name: "flow-translated-shortcut", what: "packets take the shortcut past rules that have translated the first one",
+		file: "flow/bpf/shortcut.h", old: "	if (!(f->seen & PASSED))\n		return 0;\n	if (f->state == OPEN)", new: "	if (f->state == OPEN)",
+		pkg: "flow/bpf", test: "TestModelOfShortcuts",
+	},
+	{
+		name: "flow-translated-open", what: "rules that translate sources give an open connection another port when its shortcuts end",
+		file: "flow/tracked.go", old: "		chain, err = firewall.Translation(s.options.Namespace, s.options.Name)\n", new: "",
+		pkg: "flow", test: "TestRulesThatTranslateKeepOpenConnections",
+	},
+	{
 		name: "flow-ending-untold", what: "BPF does not know that shortcuts are about to end",
 		file: "flow/shortcut.go", old: "atomic.StoreUint64(ending, uint64(sys.Monotonic()))", new: "",
 		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
