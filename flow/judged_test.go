@@ -24,10 +24,12 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	var found atomic.Pointer[string] // nil: they cannot be read
+	var unread atomic.Int32          // how often
 	n := newNode(t, lab, func(o *Options) {
 		o.Judges = func() ([]string, error) {
 			switch rule := found.Load(); {
 			case rule == nil:
+				unread.Add(1)
 				return nil, errors.New("not known")
 			case *rule == "":
 				return nil, nil
@@ -84,10 +86,10 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	follow("rules come", &rule)
 	judged(true)
 	check.OK(t, must.Err(lab.Client.Ask("tcp", vip.String())))
+	before := unread.Load()
 	found.Store(nil)
-	if n.server.judges.check(false); n.server.Judged() != rule { // the watcher checks too, alike
-		t.Errorf("rules that cannot be read are %q", n.server.Judged())
-	}
+	wait.True(t, "the watcher has handled that they cannot be read", func() bool { return unread.Load() > before+1 })
+	check.Equalf(t, n.server.Judged(), rule, "rules that cannot be read")
 	check.Equalf(t, n.server.Stats().Refused, 4, "clients are refused")
 }
 
