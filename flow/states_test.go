@@ -1,11 +1,14 @@
 package flow
 
 import (
+	"bufio"
 	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -88,28 +91,59 @@ func (n *node) awaitShortcutsAllowed(want bool) {
 	})
 }
 
-// open opens a connection and a session to each Service.
-func (c *policyNet) open(t *testing.T) (open []net.Conn) {
+// talk is a connection to a server that echoes, or a session. A connection's server has said its name.
+type talk struct {
+	net.Conn
+	answers *bufio.Reader
+}
+
+// open opens a connection and a session to each Service. Nothing is sent on a connection that nobody asks.
+func (c *policyNet) open(t *testing.T) (open []talk) {
 	t.Helper()
 	for _, vip := range policyVIPs[c.ipv6] {
 		for _, network := range []string{"tcp", "udp"} {
-			conn := must.Get(c.Pods[0].Dialer(&net.Dialer{Timeout: patience}, network, net.JoinHostPort(vip, "80")))(t)
+			d := &net.Dialer{Timeout: patience, KeepAlive: -1}
+			conn := must.Get(c.Pods[0].Dialer(d, network, net.JoinHostPort(vip, "80")))(t)
 			t.Cleanup(func() { _ = conn.Close() })
-			open = append(open, conn)
+			k := talk{conn, bufio.NewReader(conn)}
+			if network == "tcp" {
+				_ = conn.SetDeadline(time.Now().Add(patience))
+				must.Get(k.answers.ReadString('\n'))(t)
+			}
+			open = append(open, k)
 		}
 	}
 	return open
 }
 
-// askEach asks on each connection, three times, and returns the last answers of UDP, which say what the endpoints see.
-func askEach(t *testing.T, when string, open []net.Conn) (sessions string) {
+// ask returns what the server sees of the client's address if it is a session.
+func (k talk) ask() (said string, err error) {
+	_ = k.SetDeadline(time.Now().Add(patience))
+	conn, isTCP := k.Conn.(*net.TCPConn)
+	if !isTCP {
+		return line(k.Conn)
+	}
+	if _, err = conn.Write([]byte("who?\n")); err == nil {
+		_, err = k.answers.ReadString('\n')
+	}
+	if err != nil {
+		return "", err
+	}
+	raw, err := conn.SyscallConn()
+	if err == nil { // the acknowledgement goes at once, so that no packet is to come
+		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) })
+	}
+	return "", err
+}
+
+// askEach asks on each connection, three times, and returns the last answers of sessions.
+func askEach(t *testing.T, when string, open []talk) (sessions string) {
 	t.Helper()
 	for i := range 3 {
-		for _, conn := range open {
-			_ = conn.SetDeadline(time.Now().Add(patience))
-			said, err := line(conn)
-			must.OKf(t, err, "%s: %s to %s: %q", when, conn.LocalAddr(), conn.RemoteAddr(), said)
-			if i == 2 && conn.LocalAddr().Network() == "udp" {
+		for _, k := range open {
+			said, err := k.ask()
+			must.OKf(t, err, "%s: %s to %s: %q", when, k.LocalAddr(), k.RemoteAddr(), said)
+			if i == 2 {
 				sessions += said + "\n"
 			}
 		}

@@ -293,16 +293,6 @@ var flows = []mutation{
 		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
 	},
 	{
-		name: "flow-translated-shortcut", what: "packets take the shortcut past rules that have translated the first one",
-		file: "flow/bpf/shortcut.h", old: "	if (!(f->seen & PASSED))\n		return 0;\n	if (f->state == OPEN)", new: "	if (f->state == OPEN)",
-		pkg: "flow/bpf", test: "TestModelOfShortcuts",
-	},
-	{
-		name: "flow-translated-open", what: "rules that translate sources give an open connection another port when its shortcuts end",
-		file: "flow/tracked.go", old: "		chain, err = firewall.Translation(s.options.Namespace, s.options.Name)\n", new: "",
-		pkg: "flow", test: "TestRulesThatTranslateKeepOpenConnections",
-	},
-	{
 		name: "flow-ending-untold", what: "BPF does not know that shortcuts are about to end",
 		file: "flow/shortcut.go", old: "atomic.StoreUint64(ending, uint64(sys.Monotonic()))", new: "",
 		pkg: "flow", test: "TestConnectionsThatBeginWhileShortcutsEnd",
@@ -326,16 +316,6 @@ var flows = []mutation{
 		name: "flow-direct-port-kept", what: "a client that asks an endpoint itself keeps a port that the endpoint knows",
 		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(skb, p))", new: "if (1)",
 		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
-	},
-	{
-		name: "flow-syn-comes-in-again", what: "a SYN to an endpoint behind the node's macvlan gets another port on its way",
-		file: "flow/bpf/direct.h", old: "		return p->sequence == f->first_sequence;", new: "		return 0;",
-		pkg: "flow", test: "TestPacketsThatComeInAgain",
-	},
-	{
-		name: "flow-datagram-comes-in-again", what: "a datagram to an endpoint behind the node's macvlan gets another port on its way",
-		file: "flow/bpf/direct.h", old: "return skb->pkt_type == PACKET_OTHERHOST && ", new: "return skb->pkt_type != PACKET_OTHERHOST && ",
-		pkg: "flow", test: "TestPacketsThatComeInAgain",
 	},
 	{
 		name: "flow-gap-believed", what: "a blind reset ends a connection",

@@ -29,7 +29,7 @@ var neighbours = []mutation{
 	},
 	{
 		name: "bpffs-read-only", what: "doctor and status take a BPF file system for one that keeps pins, although it is read-only",
-		file: "internal/bpffs/bpffs.go", old: "	case !writable:", new: "	case false:",
+		file: "internal/bpffs/bpffs.go", old: "case !writable:", new: "case !writable && root == \"\":",
 		pkg: "internal/bpffs", test: "TestPlacesThatAreNotUsed",
 	},
 	{
@@ -206,5 +206,25 @@ var neighbours = []mutation{
 		name: "cleanup-help", what: "the help of sluice cleanup lists every flag of sluice run",
 		file: "cmd/sluice/cleanup.go", old: "return names.Lookup(flag) != nil", new: "return true",
 		pkg: "cmd/sluice", test: "TestCleanupTakesTheFlagsOfRun",
+	},
+	{
+		name: "flow-syn-comes-in-again", what: "a SYN to an endpoint behind the node's macvlan gets another port on its way",
+		file: "flow/bpf/direct.h", old: "		return p->sequence == f->first_sequence;", new: "		return 0;",
+		pkg: "flow", test: "TestPacketsThatComeInAgain",
+	},
+	{
+		name: "flow-datagram-comes-in-again", what: "a datagram to an endpoint behind the node's macvlan gets another port on its way",
+		file: "flow/bpf/direct.h", old: "return skb->pkt_type == PACKET_OTHERHOST && ", new: "return skb->pkt_type != PACKET_OTHERHOST && ",
+		pkg: "flow", test: "TestPacketsThatComeInAgain",
+	},
+	{
+		name: "flow-translated-shortcut", what: "packets take the shortcut past rules that have translated the first one",
+		file: "flow/bpf/shortcut.h", old: "	if (!(f->seen & PASSED))\n		return 0;\n	if (f->state == OPEN)", new: "	if (f->state == OPEN)",
+		pkg: "flow/bpf", test: "TestModelOfShortcuts",
+	},
+	{
+		name: "flow-translated-open", what: "rules that translate sources give an open connection another port when its shortcuts end",
+		file: "flow/tracked.go", old: "		chain, err = firewall.Translation(s.options.Namespace, s.options.Name)\n", new: "",
+		pkg: "flow", test: "TestRulesThatTranslateKeepOpenConnections",
 	},
 }
