@@ -49,9 +49,15 @@ FEWER = $$(grep -rl --include=*_test.go 'race\.Fewer(' .)
 LONG := ./test/vm ./flow
 
 .PHONY: test
-test: deps build ## Run every test with the race detector (the end-to-end tests need root)
+test: test-packages test-e2e ## Run every test with the race detector (the end-to-end tests need root)
+
+.PHONY: test-packages
+test-packages: deps
 	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
 	go test -vet=off $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
+
+.PHONY: test-e2e
+test-e2e: deps build
 	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...

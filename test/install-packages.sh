@@ -19,6 +19,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "install-deps: please install: ${packages[*]}" >&2
   exit 1
 fi
+exec 9<"$0"
+flock 9 # steps of CI run side by side
 echo "install-deps: installing ${packages[*]}"
 
 # Exit status 101 of this file keeps packages from starting services. An existing
