@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"syscall"
@@ -43,11 +44,23 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 				return err
 			}}
 			c := must.Get(lab.Client.Dialer(&d, "tcp", net.JoinHostPort(family.vip, "80")))(t)
-			var fd int
+			must.OK(t, must.Err(c.Write([]byte{byte(sent)})))
+			fd := -1
 			wait.True(t, "the connection reaches the endpoint", func() bool {
 				var e sys.Errno
-				fd, _, e = sys.Accept(server)
-				return e == 0
+				if fd < 0 {
+					if fd, _, e = sys.Accept(server); e != 0 {
+						fd = -1
+						return false
+					}
+				}
+				var b [1]byte
+				n, err := syscall.Read(fd, b[:])
+				if n != 1 && !errors.Is(err, syscall.EAGAIN) || n == 1 && b[0] != byte(sent) {
+					sys.Close(fd) // an attempt that was given up, perhaps for the connection before
+					fd = -1
+				}
+				return fd >= 0 && n == 1
 			})
 			check.Equalf(t, sys.ClientClass(fd, family.endpoint.Is6()), want, "%s: sent with traffic class %#x, the endpoint sees", family.vip, sent)
 			sys.Close(fd)
