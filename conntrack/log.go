@@ -291,7 +291,8 @@ func (l *Log) flushLocked() {
 		l.lost.Add(lost)
 		l.errors.Add(1)
 		if n > 0 {
-			l.torn = lines[n-1] != '\n'
+			part := lines[bytes.LastIndexByte(lines[:n], '\n')+1 : n]
+			l.torn = len(part) > 0 && !l.cutLocked(len(part))
 		}
 		if lost, ok := l.failed.due(l.now(), lost); ok {
 			l.logger.Error().Err(err).Uint64("lines_lost", lost).Msg("access log cannot be written")
@@ -302,6 +303,20 @@ func (l *Log) flushLocked() {
 		l.told, l.failed.unsaid = false, 0
 	}
 	l.buf.Reset()
+}
+
+// cutLocked takes part of a line away from the end of the file, where another process's line would be
+// joined to it. It reports whether it could.
+func (l *Log) cutLocked(part int) bool {
+	if l.file == nil {
+		return false
+	}
+	end, err := l.file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return false // a pipe
+	}
+	info, err := l.file.Stat()
+	return err == nil && info.Mode().IsRegular() && info.Size() == end && l.file.Truncate(end-int64(part)) == nil
 }
 
 // closedWriter replaces the writer of a closed log.

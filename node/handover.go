@@ -34,11 +34,9 @@ func (p *Proxy) openOffer() {
 	}
 }
 
-// signalPatience bounds how long a signal to end waits for a take-over.
-const signalPatience = 30 * time.Second
-
 // untilHandedOver returns a context that ends with ctx, but not while another process takes
-// over: a cluster may end this one as soon as the next one runs. It bounds that time.
+// over: a cluster may end this one as soon as the next one runs, which may wait for its API server.
+// Config.TakeOverTimeout bounds that time.
 func (p *Proxy) untilHandedOver(ctx context.Context) (context.Context, context.CancelFunc) {
 	until, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
@@ -50,11 +48,12 @@ func (p *Proxy) untilHandedOver(ctx context.Context) (context.Context, context.C
 		select {
 		case p.handing <- struct{}{}:
 		default:
-			p.log.Info().Dur("at_most", signalPatience).Msg("another sluice takes over; this one ends afterwards")
+			patience := p.config.TakeOverTimeout
+			p.log.Info().Dur("at_most", patience).Msg("another sluice takes over; this one ends afterwards")
 			select {
 			case p.handing <- struct{}{}:
 			case <-until.Done():
-			case <-time.After(signalPatience):
+			case <-time.After(patience):
 				p.log.Warn().Msg("the next sluice has not taken over in time; this one ends")
 			}
 		}

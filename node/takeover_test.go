@@ -62,6 +62,56 @@ func TestTakeOverFromOneWithoutConfiguration(t *testing.T) {
 	stopNext()
 }
 
+// late is a source that has nothing to say until its API server is there.
+type late struct {
+	Objects
+	there chan struct{}
+}
+
+func (l late) Run(ctx context.Context, apply func(service.Change)) error {
+	select {
+	case <-l.there:
+	case <-ctx.Done():
+		return nil
+	}
+	return l.Objects.Run(ctx, apply)
+}
+
+// TestTakeOverWithoutTheAPIServer: the next process cannot learn of Services. The running one serves on, also
+// after a signal to end, until the next one has them, or its patience is over. Then the node is without
+// a proxy until the next one has them.
+func TestTakeOverWithoutTheAPIServer(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	c, begin := takesOver(t, webManifest)
+	for _, patience := range []time.Duration{time.Minute, 500 * time.Millisecond} {
+		c.TakeOverTimeout = patience
+		first := must.Get(New(c, zerolog.New(zerolog.NewTestWriter(t))))(t)
+		_, stopFirst := run(t, first)
+		wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
+		next := begin()
+		there := make(chan struct{})
+		next.source = late{next.source, there}
+		_, stopNext := run(t, next)
+		ended := make(chan struct{})
+		go func() { defer close(ended); stopFirst() }()
+		waits := patience == time.Minute
+		if waits {
+			for range 100 {
+				must.OK(t, askWeb())
+			}
+		} else {
+			<-ended
+		}
+		close(there)
+		wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
+		<-ended
+		check.Equalf(t, first.successor != nil, waits, "it has handed over")
+		stopNext()
+	}
+}
+
 // TestEndWaitsForATakeOver: a signal to end, while another process takes over, counts once that one
 // serves, or is gone.
 func TestEndWaitsForATakeOver(t *testing.T) {
