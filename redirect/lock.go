@@ -183,6 +183,17 @@ func IsLocked(name string) bool {
 	return false
 }
 
+// SteersHere reports whether a process that can be seen from here steers in this network namespace,
+// under any name. Processes of other containers cannot be seen.
+func SteersHere() bool {
+	for _, name := range namesLike("@sluice") {
+		if holder, listens := holderOf(name); listens && holder.PID != 0 && holder.maySteer() {
+			return true
+		}
+	}
+	return false
+}
+
 // Release lets go of the lock.
 func (l *Lock) Release() error { return l.listener.Close() }
 

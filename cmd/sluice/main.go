@@ -53,7 +53,7 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(
 		newRunCommand(), newDemoCommand(), newDevCommand(), newCheckCommand(), newHostsCommand(), newEnvCommand(), newConnsCommand(), newTapCommand(), newLogCommand(), newTopCommand(),
-		newPcapCommand(), newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newSlowCommand(), newStoryCommand(),
+		newPcapCommand(), newCloseCommand(), newDrainCommand(), newStatusCommand(), newStartedCommand(), newWebCommand(), newFailuresCommand(), newSlowCommand(), newStoryCommand(),
 		newServicesCommand(), newEndpointsCommand(),
 		newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand(), newClusterCommand(), newDialStdioCommand(),
 	)

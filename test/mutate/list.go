@@ -67,6 +67,21 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise7_GoodContentOfBrokenManifestsMoves",
 	},
 	{
+		name: "end-does-not-wait", what: "a node is without a proxy while the next one waits for its API server",
+		file: "node/handover.go", old: "patience := p.config.TakeOverTimeout", new: "patience := time.Millisecond",
+		pkg: "node", test: "TestTakeOverWithoutTheAPIServer",
+	},
+	{
+		name: "started-by-others", what: "an update goes on while the next pod has not taken over",
+		file: "redirect/lock.go", old: "listens && holder.PID != 0 && ", new: "listens && ",
+		pkg: "test/e2e", test: "TestStarted",
+	},
+	{
+		name: "part-of-a-line", what: "the next process's first record is joined to what a full disk has left of another one",
+		file: "conntrack/log.go", old: "!l.cutLocked(len(part))", new: "len(part) > 0",
+		pkg: "test/e2e", test: "TestTakeOverWithAFullDisk",
+	},
+	{
 		name: "adoption-prolongs", what: "processes that follow each other soon keep idle connections and UDP sessions for ever",
 		file: "flow/adopt.go", old: "w.loop.Schedule(&f.timer, now, f)", new: "w.loop.Schedule(&f.timer, now+int64(confirmation), f)",
 		pkg: "flow", test: "TestAdoptedFlowsEndInTime",
