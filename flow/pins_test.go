@@ -348,3 +348,26 @@ func TestHandOverLeavesTheNextProcess(t *testing.T) {
 	var none uint64
 	check.OKf(t, next.server.kernel.Maps.Sessions.Lookup(&key, &none), "a session of the next process")
 }
+
+// A process that has handed over reads no upcall: the next one alone decides and records.
+func TestHandOverLeavesTheNextProcessItsUpcalls(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.ask = root, "test", true }
+	first := newNode(t, lab, pinned)
+	first.serve(0)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	must.OK(t, first.server.HandOver(ctx))
+	first.left = true
+	next := newNode(t, lab, pinned)
+	next.serve(0)
+	const connections = 20
+	for range connections {
+		_, err := lab.Client.Ask("tcp", vip4+":80")
+		must.OK(t, err)
+	}
+	next.wait(t, connections)
+	check.Equalf(t, len(first.taken()), 0, "records of the process before")
+}

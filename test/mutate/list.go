@@ -516,7 +516,7 @@ var promises = []mutation{
 	{
 		name: "upcalls-read-by-both", what: "the old process goes on reading what the kernel asks after a take-over",
 		file: "flow/worker.go", old: "w.loop.Remove(w.asked) // what comes is the next process's", new: "",
-		pkg: "test/e2e", test: "TestPromise7_TakeOverRefusesAndCutsNothing/kernel",
+		pkg: "flow", test: "TestHandOverLeavesTheNextProcessItsUpcalls",
 	},
 	{
 		name: "moved-not-acknowledged", what: "connections count as given, whether or not their descriptors have arrived",
