@@ -50,9 +50,15 @@ func (w *worker) survey() error {
 	if err := w.forgetRelayed(); err != nil {
 		return err
 	}
-	// Endpoints that were abandoned, and flows that ended just before the process did.
+	// Endpoints that were abandoned, and flows that ended just before the process did. Another version, whose
+	// programs came first, may have begun connections with the tuples of those that are over.
+	behind := w.server.pins != nil && w.server.pins.HasOthers()
 	w.kernel.Index.Prune(func(r bpf.Reference) bool {
-		return r.Role() == bpf.KernelRoleSTALE || int(r.Flow()) >= len(w.flows) || w.kernel.Flows[r.Flow()].State == bpf.KernelStateFREE
+		if r.Role() == bpf.KernelRoleSTALE || int(r.Flow()) >= len(w.flows) {
+			return true
+		}
+		k := &w.kernel.Flows[r.Flow()]
+		return k.State == bpf.KernelStateFREE || behind && k.IsOver()
 	})
 	return nil
 }

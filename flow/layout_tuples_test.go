@@ -54,7 +54,7 @@ func TestDirectConnectionsGoOnBesideAnotherVersion(t *testing.T) {
 		wait.True(t, "it is known", func() bool { return n.server.Stats().Open == 1 })
 		goOn("before")
 		if c.stays {
-			n.leaveDirect()
+			n.leaveUnread(bpf.KernelOptionOPTION_DIRECT)
 		}
 		for turn, flows := range []int{2048, 4096} {
 			n.leave()
@@ -78,10 +78,10 @@ func TestDirectConnectionsGoOnBesideAnotherVersion(t *testing.T) {
 	}
 }
 
-// leaveDirect has the next process not understand direct connections.
-func (n *node) leaveDirect() {
+// leaveUnread has another version not understand flows with such options.
+func (n *node) leaveUnread(options bpf.KernelOption) {
 	for i := range n.server.kernel.Flows {
-		if k := &n.server.kernel.Flows[i]; k.Options&bpf.KernelOptionOPTION_DIRECT != 0 {
+		if k := &n.server.kernel.Flows[i]; k.State != bpf.KernelStateFREE && k.Options&options == options {
 			atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCOLLIDED))
 		}
 	}
@@ -136,5 +136,72 @@ func TestClosedFlowLeavesItsTupleToTheNode(t *testing.T) {
 	end(connect())
 	n.apply(named("other", svc("10.96.0.11", nil, endpoint))) // which adopts the earlier ones
 	wait.True(t, "their records", func() bool { return len(n.taken()) == connections })
+	n.finish()
+}
+
+// Connections that are over stay in a process's maps, as another version does not understand them. Their clients'
+// next ones, by the same ports, are that version's: programs behind it leave these alone, and those of the next
+// process, which come first again, do from the start.
+func TestClosedFlowLeavesItsTupleToAnotherVersion(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	root := netns.MountBPF(t)
+	of := func(flows int, keep bool) func(*Options) {
+		return func(o *Options) { o.BPFRoot, o.Name, o.Keep, o.MaxFlows = root, "test", keep, flows }
+	}
+	endpoint, vip := at(lab.Backends[0].IPv4, 8080), netip.MustParseAddrPort(vip4+":80")
+	m := newMixer(t, lab.Client, lab.Backends[0], endpoint)
+	const connections = 8
+	var n *node
+	connect := func(flows int) (list []sides) {
+		t.Helper()
+		n = newNode(t, lab, of(flows, true))
+		n.config.MasqueradeAll = flows == 2048
+		n.apply(svc(vip4, nil, endpoint))
+		for i := range connections {
+			list = append(list, m.must(t, 45000+i, vip))
+		}
+		wait.True(t, "all are known", func() bool { return n.server.Stats().Open == connections })
+		return list
+	}
+	earlier := connect(4096)
+	n.leaveUnread(0)
+	n.leave()
+	for _, s := range earlier {
+		must.OK(t, s.end(2))
+	}
+	later := connect(2048)
+	n.leave()
+	stop, talked := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			for _, s := range later {
+				for from := range s {
+					if err := say(s[from], m.random, func() (*net.TCPConn, error) { return s[1-from], nil }); err != nil {
+						talked <- err
+						return
+					}
+				}
+			}
+			select {
+			case <-stop:
+				talked <- nil
+				return
+			default:
+			}
+		}
+	}()
+	n = newNode(t, lab, of(4096, false))
+	n.apply(svc(vip4, nil, endpoint))
+	close(stop)
+	must.OK(t, <-talked)
+	n.onLoop(func() {
+		check.Equalf(t, len(n.server.worker.direct), 0, "clients' own connections")
+	})
+	for _, s := range later {
+		must.OK(t, s.end(0))
+	}
+	wait.True(t, "the records", func() bool {
+		return n.endedBy(conntrack.ClientReset) == connections && n.endedBy(conntrack.ClientFin) == connections
+	})
 	n.finish()
 }

@@ -201,9 +201,6 @@ func (s *Server) Start() (err error) {
 	if err := s.try(); err != nil {
 		return err
 	}
-	if s.pins != nil {
-		s.pins.DisarmOthers()
-	}
 	if err := s.attach(); err != nil {
 		return err
 	}
@@ -212,6 +209,7 @@ func (s *Server) Start() (err error) {
 	}
 	left := 0
 	if s.pins != nil {
+		s.pins.DisarmOthers()
 		left = s.takeOthers()
 	}
 	s.adoptUnserved()

@@ -82,7 +82,7 @@ static __always_inline int is_from_another_version(const struct __sk_buff *skb, 
 {
 	if (!(f->options & OPTION_DIRECT))
 		return 0;
-	return role == MASQUERADE ? !f->ifindex && skb->ingress_ifindex : role == TO_ENDPOINT && skb->tc_index >= TRANSLATED && skb->tc_index <= JUDGED;
+	return role == MASQUERADE ? !f->ifindex && skb->ingress_ifindex : role == TO_ENDPOINT && is_translated(skb);
 }
 
 #define DIRECT_TRIES 4

@@ -90,10 +90,10 @@ static __always_inline int may_begin(struct __sk_buff *skb, const struct packet 
 }
 
 // begin_direct handles a packet that may be for the endpoint of a flow, from the flow's port.
-// What ingress has translated already shows itself again at a bridge.
+// What ingress has translated already shows itself again at a bridge, and to the programs of another version.
 static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 {
-	if (p->fragment || skb->tc_index == TRANSLATED || skb->tc_index == NOTED || skb->tc_index == JUDGED || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
+	if (p->fragment || is_translated(skb) || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
 		return TCX_NEXT;
 	if (!is_taken(skb, p))
 		return TCX_NEXT;
@@ -388,7 +388,7 @@ SEC("tc")
 int egress(struct __sk_buff *skb)
 {
 	__u32 passage = skb->tc_index;
-	if (passage >= TRANSLATED && passage <= JUDGED)
+	if (is_translated(skb))
 		skb->tc_index = 0;
 	if (passage == TRANSLATED)
 		return TCX_NEXT;

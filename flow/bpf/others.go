@@ -67,14 +67,17 @@ func (p *Pins) takeFrom(version string, take func(*KernelFlow) *KernelFlow) (lef
 	}
 	defer sys.UnmapArray(words)
 	known := make([]bool, entries)
-	left = form.takeAll(memory, words, known, false, take)
-	return left + form.takeAll(memory, words, known, true, take), nil
+	for _, which := range []func(*KernelFlow) bool{(*KernelFlow).IsOver, (*KernelFlow).isOfService, func(*KernelFlow) bool { return true }} {
+		left += form.takeAll(memory, words, known, which, take)
+	}
+	return left, nil
 }
 
-// takeAll moves the flows that are not known yet, and returns how many of these stay. Direct connections (direct.h)
+// takeAll moves those flows that are not known yet, and returns how many of these stay. Connections that are over
+// come first: their clients may use the tuples again for what is relayed now. Direct connections (direct.h)
 // come last, with what has begun meanwhile: this version's programs see packets first, and give
 // direct ones the tuples of the flows whose ports they have, which nobody may translate then.
-func (f *form) takeAll(memory []byte, words []uint32, known []bool, direct bool, take func(*KernelFlow) *KernelFlow) (left int) {
+func (f *form) takeAll(memory []byte, words []uint32, known []bool, which func(*KernelFlow) bool, take func(*KernelFlow) *KernelFlow) (left int) {
 	var leaving []*leavingFlow
 	for i := range known {
 		l := &leavingFlow{entry: memory[i*f.size:][:f.size], state: &words[(i*f.size+f.state)/4]}
@@ -83,7 +86,7 @@ func (f *form) takeAll(memory []byte, words []uint32, known []bool, direct bool,
 		}
 		l.read = slices.Clone(l.entry)
 		f.read(l.read, &l.was)
-		if !direct && l.was.Options&KernelOptionOPTION_DIRECT != 0 {
+		if !which(&l.was) {
 			continue
 		}
 		known[i] = true
@@ -165,6 +168,13 @@ func (k *KernelFlow) leaveToSession() {
 	k.Seen, k.FirstEnd = k.Seen&(KernelSeenKNOWN|KernelSeenPASSED|KernelSeenCOLLIDED), 0
 }
 
+// IsOver reports whether a flow has ended, and perhaps lingers.
+func (k *KernelFlow) IsOver() bool {
+	return k.State >= KernelStateCLOSED || k.Seen&KernelSeenRECORDED != 0
+}
+
+func (k *KernelFlow) isOfService() bool { return k.Options&KernelOptionOPTION_DIRECT == 0 }
+
 func (k *KernelFlow) isSession() bool { return k.Protocol == syscall.IPPROTO_UDP }
 
 func (k *KernelFlow) change(from, to KernelState) {
@@ -189,7 +199,7 @@ func (k *KernelFlow) merge(was, now *KernelFlow) {
 	for i := range k.Way {
 		own, was, now := &k.Way[i], &was.Way[i], &now.Way[i]
 		if k.Protocol == syscall.IPPROTO_TCP {
-			own.reach(now.End)
+			own.reach(was, now)
 		} else {
 			atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)
 			atomic.AddUint64(&own.Packets, now.Packets-was.Packets)
@@ -212,17 +222,19 @@ func (k *KernelFlow) merge(was, now *KernelFlow) {
 	}
 }
 
-// reach counts TCP's bytes up to a sequence number that another version's programs have seen. This
+// reach counts TCP's bytes up to a sequence number that another version's programs have seen since then. This
 // version's may have counted them by a later acknowledgement.
-func (d *KernelDirection) reach(end uint32) {
-	for {
-		old := atomic.LoadUint32(&d.End)
-		n := int32(end - old)
-		if n <= 0 {
-			return
+func (d *KernelDirection) reach(was, now *KernelDirection) {
+	for was.End != now.End {
+		old, n := atomic.LoadUint32(&d.End), now.Bytes-was.Bytes
+		if old != was.End {
+			if int32(now.End-old) <= 0 {
+				return
+			}
+			n = uint64(now.End - old)
 		}
-		if atomic.CompareAndSwapUint32(&d.End, old, end) {
-			atomic.AddUint64(&d.Bytes, uint64(n))
+		if atomic.CompareAndSwapUint32(&d.End, old, now.End) {
+			atomic.AddUint64(&d.Bytes, n)
 			return
 		}
 	}

@@ -138,6 +138,16 @@ func TestWhatBothVersionsSeeOfAFlow(t *testing.T) {
 			here:  func(k *KernelFlow) { k.Way[1].Bytes += 30; k.Way[1].End += 30; k.Way[1].Acked = 8 },
 			want:  func(k *KernelFlow) { k.Way[1].Bytes, k.Way[1].End, k.Way[1].Acked = 130, 1130, 8 },
 		},
+		"bytes here alone": {
+			there: func(k *KernelFlow) { k.Way[1].Last = 5 },
+			here:  func(k *KernelFlow) { k.Way[0] = KernelDirection{Bytes: 10, End: 3 << 30} },
+			want:  func(k *KernelFlow) { k.Way[0], k.Way[1].Last = KernelDirection{Bytes: 10, End: 3 << 30}, 5 },
+		},
+		"the endpoint's first number there": {
+			there: func(k *KernelFlow) { k.Way[0].End = 5000 },
+			here:  func(*KernelFlow) {},
+			want:  func(k *KernelFlow) { k.Way[0].End = 5000 },
+		},
 		"the answer there is the first": {
 			there: func(k *KernelFlow) { k.Data = 3 },
 			here:  func(k *KernelFlow) { k.Data = 4 },
@@ -181,6 +191,7 @@ func TestTakenFlowsAreVoidThere(t *testing.T) {
 	var own [flows - 1]KernelFlow
 	n := 0
 	left, err := p.TakeOthers(func(k *KernelFlow) *KernelFlow {
+		check.Equalf(t, there.Flows[over].State, KernelStateFREE, "the one that is over, when flow %d moves", k.ClientPort)
 		for i := 1; i <= flows; i++ {
 			if f := &there.Flows[i]; f.State != KernelStateOPEN || f.Protocol == 0 {
 				t.Errorf("flow %d is void before %d is here", i, k.ClientPort)

@@ -40,6 +40,12 @@ enum passage {
 	JUDGED = 0x5500,     // NOTED, and egress follows it: only what has passed ends a connection
 };
 
+// is_translated says whether ingress has translated a packet.
+static __always_inline int is_translated(const struct __sk_buff *skb)
+{
+	return skb->tc_index >= TRANSLATED && skb->tc_index <= JUDGED;
+}
+
 enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };
 
 enum tcp_flag { FIN = 1, SYN = 2, RST = 4, ACK = 16, LATER = 128 }; // LATER is ours: JUDGED

@@ -99,8 +99,28 @@ var layouts = []mutation{
 	},
 	{
 		name: "flow-others-bytes", what: "bytes of a connection that moves count twice",
-		file: "flow/bpf/others.go", old: "own.reach(now.End)", new: "atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)",
+		file: "flow/bpf/others.go", old: "own.reach(was, now)", new: "atomic.AddUint64(&own.Bytes, now.Bytes-was.Bytes)",
 		pkg: "flow/bpf", test: "TestWhatBothVersionsSeeOfAFlow",
+	},
+	{
+		name: "flow-others-answer", what: "a connection that its endpoint answers while it moves has as many bytes as the endpoint's first number lacks to 2^32",
+		file: "flow/bpf/others.go", old: "	for was.End != now.End {\n", new: "	for {\n",
+		pkg: "flow/bpf", test: "TestWhatBothVersionsSeeOfAFlow",
+	},
+	{
+		name: "flow-others-over", what: "another version's programs send what is relayed to the endpoint of a connection that is over, until all flows have moved",
+		file: "flow/bpf/others.go", old: "(*KernelFlow).IsOver, ", new: "",
+		pkg: "flow/bpf", test: "TestTakenFlowsAreVoidThere",
+	},
+	{
+		name: "flow-others-stale", what: "a connection that is over takes the packets of another version's next one by the same port",
+		file: "flow/adopt.go", old: "behind && k.IsOver()", new: "behind && k.IsOver() && false",
+		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToAnotherVersion",
+	},
+	{
+		name: "flow-others-halfway", what: "programs behind another version take a hidden client's connection for one to the endpoint itself",
+		file: "flow/bpf/flow.bpf.c", old: "	if (p->fragment || is_translated(skb) || (", new: "	if (p->fragment || (is_translated(skb) && skb->tc_index != HALFWAY) || (",
+		pkg: "flow", test: "TestClosedFlowLeavesItsTupleToAnotherVersion",
 	},
 	{
 		name: "flow-others-room", what: "flows that another version has taken over count for limits after a return to the first one",
