@@ -1,10 +1,12 @@
 package flow
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -85,8 +87,9 @@ func empty(k *bpf.Kernel) error {
 		switch m := maps.Field(i).Interface().(*ebpf.Map); m.Type() {
 		case ebpf.Array: // in memory, or constant
 		case ebpf.PerCPUArray:
+			zero := slices.Repeat([][]byte{make([]byte, m.ValueSize())}, ebpf.MustPossibleCPU())
 			for key := range m.MaxEntries() {
-				err = errors.Join(err, m.Put(key, make([]uint64, ebpf.MustPossibleCPU())))
+				err = errors.Join(err, m.Put(key, zero))
 			}
 		case ebpf.RingBuf:
 			err = drain(m)
@@ -148,8 +151,7 @@ func TestLoadedMapsAreEmptied(t *testing.T) {
 	lists(func(name string, m *ebpf.Map) {
 		value := any(make([]byte, m.ValueSize()))
 		if m.Type() == ebpf.PerCPUArray {
-			ones := make([]uint64, ebpf.MustPossibleCPU())
-			ones[0], value = 1, ones
+			value = slices.Repeat([][]byte{slices.Repeat([]byte{1}, int(m.ValueSize()))}, ebpf.MustPossibleCPU())
 		}
 		must.OKf(t, m.Put(make([]byte, m.KeySize()), value), "%s", name)
 	})
@@ -157,9 +159,9 @@ func TestLoadedMapsAreEmptied(t *testing.T) {
 	must.OK(t, empty(k))
 	lists(func(name string, m *ebpf.Map) {
 		if m.Type() == ebpf.PerCPUArray {
-			var counts []uint64
-			if err := m.Lookup(uint32(0), &counts); err != nil || counts[0] != 0 {
-				t.Errorf("%s: %v, %v", name, counts, err)
+			var values [][]byte
+			if err := m.Lookup(make([]byte, 4), &values); err != nil || bytes.Trim(values[0], "\x00") != nil {
+				t.Errorf("%s: %v, %v", name, values, err)
 			}
 		} else if key, err := m.NextKeyBytes(nil); key != nil || err != nil {
 			t.Errorf("%s: %x, %v", name, key, err)

@@ -99,8 +99,11 @@ func (s *shortcuts) Follow(all, some []netlink.Link, changed func(index int) boo
 	}
 }
 
-// put makes the map have these ways and no others.
+// put makes the map have these ways and no others. A new number voids the hops that BPF knows by the ways
+// before, and another one those that it finds meanwhile.
 func (s *shortcuts) put(ways map[int]bypass.Way) (failed error) {
+	atomic.AddUint32(&s.kernel.Control.WaysNumber, 1)
+	defer atomic.AddUint32(&s.kernel.Control.WaysNumber, 1)
 	for index := range s.ways {
 		if _, is := ways[index]; !is {
 			s.forget(index)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,8 +68,12 @@ func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
 	r := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 77, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: s.b1().Index, Scope: netlink.SCOPE_LINK, MTU: 1400}
 	began := time.Now()
 	for range 5 * patience / interval / 2 {
+		number := atomic.LoadUint32(&s.server.kernel.Control.WaysNumber)
 		must.OK(t, s.lab.Node.Netlink().RouteAdd(r))
 		s.awaitInto(false)
+		if atomic.LoadUint32(&s.server.kernel.Control.WaysNumber) == number {
+			t.Error("packets go by the ways before, where others have just gone")
+		}
 		must.OK(t, s.lab.Node.Netlink().RouteDel(r))
 		s.awaitInto(true)
 	}

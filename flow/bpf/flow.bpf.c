@@ -181,18 +181,18 @@ GLOBAL int refuse(const struct packet *p, __u32 before)
 }
 
 // send_node sends a packet of the node's own client, which has been followed, to the endpoint.
-GLOBAL int send_node(struct __sk_buff *skb, const struct packet *p, struct flow *f)
+GLOBAL int send_node(struct __sk_buff *skb, const struct packet *p, struct flow *f, __u32 index)
 {
 	if (!p || !f || rewrite_apart(skb, p, f, TO_ENDPOINT) != TCX_NEXT)
 		return TCX_DROP;
 	mark(f, PASSED);
-	return send(skb, p, f);
+	return send(skb, p, f, index);
 }
 
 // go_on_node follows a packet of the node's own client, and sends it.
 static __always_inline int go_on_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	return follow_client(skb, p, f, index, 1) == GO ? send_node(skb, p, f) : TCX_DROP;
+	return follow_client(skb, p, f, index, 1) == GO ? send_node(skb, p, f, index) : TCX_DROP;
 }
 
 // No verdicts of tcx.
@@ -350,8 +350,7 @@ int ingress(struct __sk_buff *skb)
 	struct flow *f = flow_of(index);
 	if (unlikely(!f))
 		return TCX_NEXT;
-	int own = f->options & OPTION_NODE;
-	if (unlikely(own && role != TO_ENDPOINT))
+	if (unlikely((f->options & OPTION_NODE) && role != TO_ENDPOINT))
 		return to_node_client(skb, &p, f, found);
 	if (role == STALE)
 		return TCX_NEXT;
@@ -363,12 +362,11 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT; // egress translates it
 	if (unlikely(role == UNMASQUERADE && (f->options & OPTION_DIRECT)))
 		return to_node(skb, &p, f, index);
-	struct hop hop = {};
-	int from = role != TO_ENDPOINT, direct = !own && find_shortcut(skb, &p, f, from, &hop);
-	if (role == TO_CLIENT && !direct)
+	struct hop *hop = find_shortcut(skb, &p, f, found);
+	if (role == TO_CLIENT && !hop)
 		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
-		if (unlikely(is_ending(&p, f)) && !direct && !own)
+		if (unlikely(is_ending(&p, f)) && !hop && !(f->options & OPTION_NODE))
 			leave_to_egress(&p, f);
 		switch (follow_from(skb, &p, f, index, 0)) {
 		case ABSORB:
@@ -380,8 +378,8 @@ int ingress(struct __sk_buff *skb)
 		}
 	}
 	if (unlikely(f->options & OPTION_NODE))
-		return send_node(skb, &p, f);
-	return direct ? forward(skb, &p, f, found, &hop) : rewrite_apart(skb, &p, f, role);
+		return send_node(skb, &p, f, index);
+	return hop ? forward(skb, &p, f, found, hop) : rewrite_apart(skb, &p, f, role);
 }
 
 SEC("tc")

@@ -52,6 +52,8 @@ type KernelControl struct {
 	NodeUntil       uint64
 	NodeDevice      uint32
 	Hides           KernelHiding
+	WaysNumber      uint32
+	Zero            uint32
 	DecidesUntil    uint64
 }
 
@@ -183,6 +185,23 @@ const (
 	KernelHidingHIDES_NODE    KernelHiding = 2
 	KernelHidingASKS_NODE_UDP KernelHiding = 4
 )
+
+type KernelHop struct {
+	_          structs.HostLayout
+	Until      uint64
+	Reference  uint32
+	Generation uint32
+	WaysNumber uint32
+	From       uint32
+	Mtu        uint16
+	Tos        uint8
+	Attempts   uint8
+	Ifindex    uint32
+	Peer       uint32
+	Macs       [2][6]uint8
+	_          [4]byte
+	_          [4]byte
+}
 
 type KernelLoad struct {
 	_         structs.HostLayout
@@ -372,6 +391,7 @@ const (
 	KernelMapDestinations = "destinations"
 	KernelMapFlows        = "flows"
 	KernelMapFragments    = "fragments"
+	KernelMapHops         = "hops"
 	KernelMapLoads        = "loads"
 	KernelMapMembers      = "members"
 	KernelMapNotices      = "notices"
@@ -451,6 +471,7 @@ type KernelMapSpecs struct {
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	Hops         *ebpf.MapSpec `ebpf:"hops"`
 	Loads        *ebpf.MapSpec `ebpf:"loads"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	Notices      *ebpf.MapSpec `ebpf:"notices"`
@@ -504,6 +525,7 @@ type KernelMaps struct {
 	Destinations *ebpf.Map `ebpf:"destinations"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
+	Hops         *ebpf.Map `ebpf:"hops"`
 	Loads        *ebpf.Map `ebpf:"loads"`
 	Members      *ebpf.Map `ebpf:"members"`
 	Notices      *ebpf.Map `ebpf:"notices"`
@@ -529,6 +551,7 @@ func (m *KernelMaps) Close() error {
 		m.Destinations,
 		m.Flows,
 		m.Fragments,
+		m.Hops,
 		m.Loads,
 		m.Members,
 		m.Notices,

@@ -262,6 +262,8 @@ struct control {
 	__u64 node_until; // until then, new connections of the node's own clients may become flows (node.h)
 	__u32 node_device; // the interface of those; 0: none
 	enum hiding hides;
+	__u32 ways_number; // changes with each change of ways
+	__u32 zero;
 	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 
@@ -270,6 +272,24 @@ enum way {
 	WAY_FROM = 1, // those that come in here
 	WAY_INTO = 2, // those that leave here
 	WAY_PEER = 4, // and go to its peer at once
+};
+
+// hop is where a packet of a flow went a moment ago. Others like it go there without another
+// look at the routing tables.
+struct hop {
+	__u64 until;
+	__u32 reference, generation; // the flow, and the packet's role
+	__u32 ways_number; // as control has it
+	__u32 from; // the interface that the packet came in at
+	__u16 mtu;
+	__u8 tos;
+	__u8 attempts; // of the flow
+	__u32 ifindex; // of the next interface
+	__u32 peer;    // to its peer, past the interface itself
+	union {
+		__u8 macs[2][6]; // destination, source
+		__u32 next[4];   // or the next host's address
+	};
 };
 
 // spare is an index of flows.

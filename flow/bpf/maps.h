@@ -190,6 +190,16 @@ struct {
 	__type(value, enum way);
 } ways SEC(".maps");
 
+// hops are known ones. A CPU has its own: nobody reads one while it is written.
+#define HOPS 512
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, HOPS);
+	__type(key, __u32);
+	__type(value, struct hop);
+} hops SEC(".maps");
+
 static __always_inline void count(enum counter which)
 {
 	__u64 *n = bpf_map_lookup_elem(&counters, &which);

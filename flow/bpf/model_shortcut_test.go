@@ -171,6 +171,7 @@ func (x *tested) openWays(t *testing.T, w *modelWay, out uint32) {
 	for index, way := range map[uint32]KernelWay{x.ifindex: from, out: into} {
 		must.OK(t, x.Maps.Ways.Put(index, way))
 	}
+	x.Control.WaysNumber++
 	x.m.way = nil
 	if from&KernelWayWAY_FROM != 0 && into&KernelWayWAY_INTO != 0 && until > 0 {
 		x.m.way, w.peer = w, into&KernelWayWAY_PEER != 0

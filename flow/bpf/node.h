@@ -106,10 +106,21 @@ GLOBAL int allow_fragments(struct __sk_buff *skb)
 
 // send sends a packet of the node's flow, which is translated, to its endpoint. One that is too long
 // for its way comes in by the device: the IP stack sends a TCP client the MTU, and fragments a datagram.
-GLOBAL int send(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+GLOBAL int send(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
 {
-	if (!p || !f)
+	__u32 found = reference(index, TO_ENDPOINT);
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct control *c = control();
+	struct hop *k = known_slot(found);
+	if (!p || !f || !c || !k)
 		return TCX_DROP;
+	struct bpf_redir_neigh next = {.nh_family = p->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4};
+	int settled = f->state == OPEN; // before, the endpoint may be another one next
+	if (settled && is_known(k, skb, p, f, found, now)) {
+		__builtin_memcpy(next.ipv6_nh, k->next, sizeof(next.ipv6_nh));
+		skb->tc_index = TRANSLATED;
+		return bpf_redirect_neigh(k->ifindex, &next, sizeof(next), 0);
+	}
 	struct bpf_fib_lookup fib = {
 		.family = p->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4,
 		.l4_protocol = p->tuple.protocol,
@@ -127,16 +138,19 @@ GLOBAL int send(struct __sk_buff *skb, const struct packet *p, const struct flow
 		fib.ipv4_src = f->node.word[3];
 		fib.ipv4_dst = f->endpoint.word[3];
 	}
-	long found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	if (found == TOO_LONG) {
+	long status = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (status == TOO_LONG) {
 		if (p->tuple.protocol == IPPROTO_UDP && !p->ipv6 && !p->fragment && allow_fragments(skb))
 			return TCX_DROP;
 		return deliver(skb, TRANSLATED);
 	}
-	if (found && found != NO_NEIGHBOUR)
+	if (status && status != NO_NEIGHBOUR)
 		return TCX_DROP;
-	struct bpf_redir_neigh next = {.nh_family = fib.family};
 	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));
+	if (!status && settled) {
+		know(k, skb, p, f, found, now, c->ways_number, &fib);
+		__builtin_memcpy(k->next, next.ipv6_nh, sizeof(k->next));
+	}
 	skb->tc_index = TRANSLATED;
 	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
 }

@@ -23,7 +23,7 @@ func TestSizes(t *testing.T) {
 	if size := unsafe.Sizeof(KernelLoad{}); size != 56 {
 		t.Errorf("a load has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(KernelControl{}); size != 120 {
+	if size := unsafe.Sizeof(KernelControl{}); size != 128 {
 		t.Errorf("control has %d bytes", size)
 	}
 }

@@ -59,7 +59,10 @@ struct packet {
 	__u32 ack;       // SCTP: the verification tag
 	__u32 chunks;    // of SCTP: enum chunk
 	__u32 messages;  // of SCTP that end in this packet; datagrams of UDP that begin in it
-	__u32 identification; // of a fragment
+	union {
+		__u32 identification; // of a fragment, until it is joined
+		__u32 begun;          // the flow that it has begun, in consider
+	};
 	__u8 flags;           // of TCP; SCTP: LATER alone
 	__u8 ipv6;
 	__u8 fragment;
@@ -67,7 +70,6 @@ struct packet {
 	__u16 check;    // of the IPv4 header
 	__u8 ttl;       // IPv6: hop limit
 	__u8 tos;       // IPv6: traffic class
-	__u32 begun;    // the flow that it has begun, in consider
 };
 
 struct fragment_header {

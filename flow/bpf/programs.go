@@ -161,6 +161,7 @@ func (k *Kernel) loadPrograms(spec *ebpf.CollectionSpec, linkHeader uint32, to *
 		KernelMapDestinations: k.Maps.Destinations,
 		KernelMapFlows:        k.Maps.Flows,
 		KernelMapFragments:    k.Maps.Fragments,
+		KernelMapHops:         k.Maps.Hops,
 		KernelMapLoads:        k.Maps.Loads,
 		KernelMapOrigins:      k.Maps.Origins,
 		KernelMapPlaces:       k.Maps.Places,

@@ -10,6 +10,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "index.h"
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
@@ -26,13 +27,6 @@
 #define REFRESH 30
 #define REFRESH_BUSY 35
 #define PAUSE 20000000 // ns: two ticks of the slowest clock
-
-// hop is where a packet goes.
-struct hop {
-	__u32 ifindex;
-	__u32 peer; // to the interface's peer, past the interface itself
-	__u8 macs[2][ETH_ALEN]; // destination, source
-};
 
 // shortcuts_open says whether packets of a flow take shortcuts at all. Userspace permits that for a second at a
 // time. Before shortcuts end, new flows take none: connection tracking has to see their whole handshake.
@@ -86,18 +80,58 @@ static __always_inline __u32 ways_of(__u32 ifindex)
 	return w ? *w : 0;
 }
 
-// find_shortcut finds where a packet from the client (0) or from the endpoint (1) goes by the
-// routing tables. It returns 0 if the packet takes the IP stack: also if its neighbour is
-// unknown, or if it is too long.
-static __noinline int find_shortcut(struct __sk_buff *skb, const struct packet *p, const struct flow *f, int from, struct hop *h)
+// HOP_LASTS is how long a hop is known, in ns: shorter than changes of routes and neighbours take to arrive.
+#define HOP_LASTS 4000000
+
+// known_slot is where a hop of a flow's packets is known, if it is.
+static __always_inline struct hop *known_slot(__u32 found)
 {
-	if (link_header != ETH_HLEN)
-		return 0;
+	__u32 at = (flow_in(found) << 1 | (role_in(found) == TO_ENDPOINT)) % HOPS;
+	return bpf_map_lookup_elem(&hops, &at);
+}
+
+// is_known says whether k is the hop of a packet.
+static __always_inline int is_known(const struct hop *k, struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 found, __u64 now)
+{
+	struct control *c = control();
+	return k->reference == found && k->until > now && k->generation == f->generation && k->attempts == f->attempts && c && k->ways_number == c->ways_number &&
+	       k->from == skb->ifindex && k->tos == p->tos && k->mtu >= longest(skb, p);
+}
+
+// know notes the hop of a packet that bpf_fib_lookup has found.
+static __always_inline void know(struct hop *k, struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 found, __u64 now, __u32 ways_number, const struct bpf_fib_lookup *fib)
+{
+	k->reference = found;
+	k->generation = f->generation;
+	k->attempts = f->attempts;
+	k->ways_number = ways_number;
+	k->from = skb->ifindex;
+	k->tos = p->tos;
+	k->mtu = fib->mtu_result;
+	k->ifindex = fib->ifindex;
+	k->until = now + HOP_LASTS;
+}
+
+// find_shortcut finds where a packet of a flow goes by the routing tables: from the client if it is found as TO_ENDPOINT,
+// else from the endpoint. It returns NULL if the packet takes the IP stack: also if its neighbour is
+// unknown, or if it is too long.
+static __noinline struct hop *find_shortcut(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 found)
+{
+	if (link_header != ETH_HLEN || (f->options & OPTION_NODE))
+		return NULL;
 	__u64 now = bpf_ktime_get_coarse_ns();
-	if (!shortcuts_open(f, now) || !may_go(p, f, from) || !is_plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
-		return 0;
-	if (refreshes(f, from, now))
-		return 0;
+	int from = role_in(found) != TO_ENDPOINT;
+	if (!shortcuts_open(f, now) || !may_go(p, f, from) || !is_plain(skb, p) || refreshes(f, from, now))
+		return NULL;
+	struct control *c = control();
+	struct hop *k = known_slot(found);
+	if (!c || !k)
+		return NULL;
+	if (is_known(k, skb, p, f, found, now))
+		return k;
+	__u32 number = *(volatile __u32 *)&c->ways_number; // before ways
+	if (!(ways_of(skb->ifindex) & WAY_FROM))
+		return NULL;
 	const struct address *src = from ? &f->endpoint : &f->client, *dst = from ? &f->client : &f->endpoint;
 	struct bpf_fib_lookup fib = {
 		.family = p->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4,
@@ -117,15 +151,15 @@ static __noinline int find_shortcut(struct __sk_buff *skb, const struct packet *
 		fib.ipv4_dst = dst->word[3];
 	}
 	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) || fib.ifindex == skb->ifindex)
-		return 0;
+		return NULL;
 	__u32 ways = ways_of(fib.ifindex);
 	if (!(ways & WAY_INTO))
-		return 0;
-	h->ifindex = fib.ifindex;
-	h->peer = ways & WAY_PEER;
-	__builtin_memcpy(h->macs[0], fib.dmac, ETH_ALEN);
-	__builtin_memcpy(h->macs[1], fib.smac, ETH_ALEN);
-	return 1;
+		return NULL;
+	know(k, skb, p, f, found, now, number, &fib);
+	k->peer = ways & WAY_PEER;
+	__builtin_memcpy(k->macs[0], fib.dmac, ETH_ALEN);
+	__builtin_memcpy(k->macs[1], fib.smac, ETH_ALEN);
+	return k;
 }
 
 // priority_of is what ip_forward makes of TOS for queues and VLANs: four bits for each value of

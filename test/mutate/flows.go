@@ -269,7 +269,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-dropped-believed", what: "an RST that the node drops ends a connection",
-		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !direct && !own)", new: "if (0)",
+		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !hop && !(f->options & OPTION_NODE))", new: "if (0)",
 		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
 	},
 	{
@@ -721,7 +721,7 @@ var flows = []mutation{
 	},
 	{
 		name: "node-clients-unfragmented", what: "long datagrams of the node's own clients are not fragmented",
-		file: "flow/bpf/node.h", old: "if (found == TOO_LONG) {", new: "if (found == TOO_LONG)\n\t\treturn TCX_DROP;\n\tif (0) {",
+		file: "flow/bpf/node.h", old: "if (status == TOO_LONG) {", new: "if (status == TOO_LONG)\n\t\treturn TCX_DROP;\n\tif (0) {",
 		pkg: "flow", test: "TestNodeClientsAndThePathMTU",
 	},
 	{
