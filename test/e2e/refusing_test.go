@@ -50,7 +50,8 @@ func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
 	}
 	p.stop()
 	for _, r := range p.wantEnds(t, slices.Repeat([]string{"connect_failed"}, 4)...) {
-		if r.Attempts > 10 || time.Duration(r.DurationUS)*time.Microsecond > 2*allTimeouts {
+		// Ten, and one at once after each of four that a busy machine answers so late that they count as timed out.
+		if r.Attempts > 14 || time.Duration(r.DurationUS)*time.Microsecond > 2*allTimeouts {
 			t.Errorf("%d attempts in %d us", r.Attempts, r.DurationUS)
 		}
 	}
