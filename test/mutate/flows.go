@@ -470,7 +470,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-passage-kept", what: "programs of others find our sign in packets",
-		file: "flow/bpf/flow.bpf.c", old: "	if (passage >= TRANSLATED && passage <= JUDGED)\n		skb->tc_index = 0;\n", new: "",
+		file: "flow/bpf/flow.bpf.c", old: "	if (is_translated(skb))\n		skb->tc_index = 0;\n", new: "",
 		pkg: "flow", test: "TestTcIndexIsGivenBack",
 	},
 	{
