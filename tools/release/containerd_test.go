@@ -99,6 +99,7 @@ type pod struct {
 			Spec struct {
 				Containers []struct {
 					SecurityContext struct{ Capabilities struct{ Add []string } }
+					StartupProbe    struct{ Exec struct{ Command []string } }
 				}
 			}
 		}
@@ -134,6 +135,7 @@ func TestImageRunsInContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 	granted := set.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add
+	probe := set.Spec.Template.Spec.Containers[0].StartupProbe.Exec.Command
 	node := newNode(t)
 	manifests := t.TempDir()
 	if err := os.WriteFile(filepath.Join(manifests, "web.yaml"), []byte(service), 0o644); err != nil {
@@ -181,6 +183,9 @@ func TestImageRunsInContainerd(t *testing.T) {
 		}
 		return err
 	})
+	if out, err := ctr(append([]string{"task", "exec", "--exec-id", "probe", id}, probe...)...).CombinedOutput(); err != nil || len(probe) == 0 {
+		t.Errorf("the startup probe %q: %v\n%s", probe, err, out)
+	}
 	pids, err := ctr("task", "list").CombinedOutput()
 	if err != nil {
 		t.Fatal(err)
