@@ -18,6 +18,21 @@ func load(t *testing.T, n *netns.Host, text string, program string, args ...stri
 	}
 }
 
+// loadBy loads rules by nft or by a program of iptables; without a program, none.
+func loadBy(t *testing.T, n *netns.Host, program, text string) {
+	t.Helper()
+	switch program {
+	case "":
+	case "nft":
+		load(t, n, text, "nft", "-f", "-")
+	default:
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip("SKIP-NEEDS: " + program)
+		}
+		load(t, n, text, program)
+	}
+}
+
 // TestStateRule finds rules that decide by the state of connections, and no others.
 func TestStateRule(t *testing.T) {
 	nft := func(family, table, chain, rule string) string {
@@ -48,15 +63,7 @@ func TestStateRule(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			node := netns.NewLab(t, 0).Node
-			switch {
-			case c.program == "nft":
-				load(t, node, c.text, "nft", "-f", "-")
-			case c.program != "":
-				if _, err := exec.LookPath(c.program); err != nil {
-					t.Skip("SKIP-NEEDS: " + c.program)
-				}
-				load(t, node, c.text, c.program)
-			}
+			loadBy(t, node, c.program, c.text)
 			got, err := StateRule(node.FD(), "mine")
 			if err != nil || got != c.want {
 				t.Errorf("%q, %v; want %q", got, err, c.want)
@@ -82,15 +89,7 @@ func TestTranslation(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			node := netns.NewLab(t, 0).Node
-			switch {
-			case c.program == "nft":
-				load(t, node, c.text, "nft", "-f", "-")
-			case c.program != "":
-				if _, err := exec.LookPath(c.program); err != nil {
-					t.Skip("SKIP-NEEDS: " + c.program)
-				}
-				load(t, node, c.text, c.program)
-			}
+			loadBy(t, node, c.program, c.text)
 			if got, err := Translation(node.FD(), "mine"); err != nil || got != c.want {
 				t.Errorf("%q, %v; want %q", got, err, c.want)
 			}

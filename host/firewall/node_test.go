@@ -1,7 +1,6 @@
 package firewall
 
 import (
-	"os/exec"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/host/kernel"
@@ -54,15 +53,7 @@ func TestReadOnNode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			node := netns.NewLab(t, 0).Node
-			switch {
-			case c.program == "nft":
-				load(t, node, c.text, "nft", "-f", "-")
-			case c.program != "":
-				if _, err := exec.LookPath(c.program); err != nil {
-					t.Skip("SKIP-NEEDS: " + c.program)
-				}
-				load(t, node, c.text, c.program)
-			}
+			loadBy(t, node, c.program, c.text)
 			conn := must.Get(kernel.OpenNFTables(node.FD()))(t)
 			defer conn.Close()
 			if got, err := ReadOnNode(conn, "mine"); err != nil || got != c.want {
