@@ -48,7 +48,7 @@ func (s *Server) know(open []tracking.Connection) error {
 	if err := sys.InNetNS(s.options.Namespace, func() error { return tracking.Know(open) }); err != nil {
 		return err
 	}
-	s.log.Info().Str("chain", chain).Int("connections", len(open)).Msg("kernel flows: rules by connection tracking have come, which knows the open connections")
+	s.log.Info().Str("chain", chain).Int("connections", len(open)).Msg("kernel flows: connection tracking now knows the open connections, as a chain needs it")
 	return nil
 }
 
