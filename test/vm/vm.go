@@ -30,8 +30,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -124,7 +126,7 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Start(); err != nil {
+	if err := startOnOneCPU(cmd); err != nil {
 		return 0, errors.Join(err, input.Close(), output.Close())
 	}
 	_ = input.Close()
@@ -152,6 +154,32 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 		return 0, fmt.Errorf("guest: %s", text)
 	}
 	return status, nil
+}
+
+// guests counts the guests of this process.
+var guests atomic.Uint32
+
+// startOnOneCPU starts a guest's kernel on one of the CPUs of this process, by turns. Kernel and
+// processes of a guest run one at a time: on two CPUs, each switch between them wakes the other.
+func startOnOneCPU(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return err
+	}
+	for cpu, skip := 0, int(guests.Add(1))%all.Count(); one.Count() == 0; cpu++ {
+		if all.IsSet(cpu) {
+			if skip == 0 {
+				one.Set(cpu)
+			}
+			skip--
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	return errors.Join(cmd.Start(), unix.SchedSetaffinity(0, &all))
 }
 
 // prepare fills in defaults and writes everything that the guest needs into the
