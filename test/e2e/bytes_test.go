@@ -26,7 +26,7 @@ func talks() int {
 	case testing.Short():
 		return 200
 	}
-	return 1000
+	return 400
 }
 
 // TestPromise3_BytesArriveCompleteAndInOrder plays scripts with half-closes and
