@@ -102,7 +102,7 @@ func (f *tcpFlood) end() {
 // meet the same load of the machine.
 func TestPromise8_FloodOfOneServiceSlowsNoOther(t *testing.T) {
 	const (
-		connections = 150 // of each kind
+		connections = 80 // of each kind
 		// Both use the same busy machine, and a connection through the proxy has
 		// two handshakes: it takes about 2 to 6 times as long. If each connection
 		// blocked its loop for 25 ms, it would take 100 times as long.
