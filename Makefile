@@ -128,7 +128,7 @@ test-take-over: deps build ## Play 20 take-overs in a row under full load, on bo
 test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control plane, against Sluice and against kube-proxy
 	@test/cluster/install-deps.sh
 	cd test/helm && go build -o $(CURDIR)/$(CLUSTER)/render ./render
-	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) SLUICE_CLUSTER_GOGC=400 \
 	go test -vet=off -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test -count=1 $(TESTFLAGS) ./...
 
