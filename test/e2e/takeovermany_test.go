@@ -19,7 +19,7 @@ import (
 func TestManyTakeOversLeaveNothing(t *testing.T) {
 	t.Parallel()
 	onPaths(t, func(t *testing.T, path string) {
-		takeOvers := 10
+		takeOvers := 7
 		if full() {
 			takeOvers = 100
 		}
@@ -46,7 +46,7 @@ func TestManyTakeOversLeaveNothing(t *testing.T) {
 				check.OK(t, askByDatagram(c, startTimeout))
 			}
 			alive(t, held)
-			if i == 4 {
+			if i == 2 {
 				early = p.left(lab)
 			}
 		}
@@ -55,11 +55,11 @@ func TestManyTakeOversLeaveNothing(t *testing.T) {
 			const chance = 3 // what differs by the moment
 			grown := last.descriptors > early.descriptors+chance || last.goroutines > early.goroutines+chance || last.memory > early.memory*3/2
 			if grown || last.pins != early.pins || last.kernel != early.kernel {
-				return fmt.Errorf("after 5 take-overs %+v, after %d %+v", early, takeOvers, last)
+				return fmt.Errorf("after 3 take-overs %+v, after %d %+v", early, takeOvers, last)
 			}
 			return nil
 		})
-		t.Logf("after 5 take-overs %+v, after %d %+v", early, takeOvers, last)
+		t.Logf("after 3 take-overs %+v, after %d %+v", early, takeOvers, last)
 		for _, c := range held {
 			_ = c.Close()
 		}
