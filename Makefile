@@ -20,8 +20,9 @@ TESTFLAGS ?=
 INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
-# The race detector, without its wait of one second at the end of each program.
-RACE := $(INSTRUMENTED) GORACE=atexit_sleep_ms=50
+# The race detector's programs do not wait for a second at their end.
+QUICK_EXIT := GORACE=atexit_sleep_ms=50
+RACE := $(INSTRUMENTED) $(QUICK_EXIT)
 # Root can create network namespaces, so no test may skip itself.
 REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
@@ -58,7 +59,7 @@ test-packages: deps
 
 .PHONY: test-e2e
 test-e2e: deps build
-	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(QUICK_EXIT) SLUICE_TEST_RACE=1 go test -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 

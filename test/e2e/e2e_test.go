@@ -1,8 +1,9 @@
 // Package e2e runs the real binary in network namespaces: a client host, a node
 // with the proxy, and backend hosts.
 //
-// The binary is built once, with the race detector if the tests have it;
-// SLUICE_BIN names another one (`make mutate`). By default the tests run with a
+// The binary is built once, with the race detector if the tests have it, or for
+// SLUICE_TEST_RACE=1 (`make test`): the tests' clients and servers then take no CPU time
+// for it. SLUICE_BIN names another binary (`make mutate`). By default the tests run with a
 // fraction of the promised load; SLUICE_TEST_FULL=1 (`make test-full`) runs all of
 // it.
 package e2e
@@ -29,6 +30,9 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(status)
 }
+
+// instrumented says whether the binary under test has the race detector, which makes it slower.
+var instrumented = race.Enabled || os.Getenv("SLUICE_TEST_RACE") == "1"
 
 // program is the binary under test. The first test that needs it builds it.
 var program struct {
@@ -59,13 +63,12 @@ func build() error {
 	}
 	program.dir, program.path = dir, filepath.Join(dir, "sluice")
 	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", program.path} // links in a third of the time
-	if race.Enabled {
-		args = append(args, "-race")
+	cgo := "CGO_ENABLED=0"
+	if instrumented {
+		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
 	}
 	cmd := exec.Command("go", append(args, "github.com/sluice-proxy/sluice/cmd/sluice")...)
-	if !race.Enabled {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	}
+	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -46,7 +45,7 @@ func (c *packetClients) deluge(network string, to netip.AddrPort, stop <-chan st
 // perTick is how many packets of a deluge come in each millisecond. The race detector makes
 // the proxy ten times slower.
 func perTick() int {
-	if race.Enabled {
+	if instrumented {
 		return 4
 	}
 	return 40
@@ -143,7 +142,7 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 			if most > flows-flows/8+11*requests { // the phases above, and the first one
 				t.Errorf("%v flows were open", most)
 			}
-			if grown > 64<<20 && !race.Enabled {
+			if grown > 64<<20 && !instrumented {
 				t.Errorf("memory grew by %d MiB", grown>>20)
 			}
 			p.stop()

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/race"
 )
 
 // TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection closes the only
@@ -162,7 +161,7 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 	slices.Sort(direct)
 	slices.Sort(served)
 	slower := 1
-	if race.Enabled {
+	if instrumented {
 		slower = 8 // the race detector makes each attempt take longer, not the way past the proxy
 	}
 	for _, q := range []struct{ percentile, allowed int }{{50, 10 * slower}, {95, 25 * slower}} {

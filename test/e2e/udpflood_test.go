@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
-	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -47,7 +46,7 @@ func flood(h *netns.Host, to netip.AddrPort, n int) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	first, each := spoofed.Addr().As4(), 20
-	if race.Enabled {
+	if instrumented {
 		each = 4
 	}
 	for sent := 0; sent < n; {
