@@ -5,10 +5,12 @@ SHELL := /bin/bash
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOLANGCI_LINT_VERSION := v2.15.0
-GOLANGCI_LINT := .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
+GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
 DEADCODE_VERSION := v0.52.0
-DEADCODE := .cache/deadcode-$(DEADCODE_VERSION)/deadcode
-CLUSTER := .cache/cluster
+DEADCODE := go run golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
+# All checkouts of this user share the control plane's programs, of which each set is kept under its versions.
+CONTROLPLANE := test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
+CLUSTER := $(shell dirname "$$(go env GOCACHE)")/sluice/cluster-$(shell cat $(CONTROLPLANE) | sha256sum | head -c 16)
 CLUSTER_VERSION := k8s.io/component-base/version
 CLUSTER_LDFLAGS := -s -w -X $(CLUSTER_VERSION).gitVersion=v1.37.1 -X $(CLUSTER_VERSION).gitMajor=1 -X $(CLUSTER_VERSION).gitMinor=37
 FUZZTIME ?= 5s
@@ -128,8 +130,8 @@ test-take-over: deps build ## Play 20 take-overs in a row under full load, on bo
 .PHONY: test-cluster
 test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control plane, against Sluice and against kube-proxy
 	@test/cluster/install-deps.sh
-	cd test/helm && go build -o $(CURDIR)/$(CLUSTER)/render ./render
-	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) SLUICE_CLUSTER_GOGC=400 \
+	cd test/helm && go build -o $(CURDIR)/.cache/render ./render
+	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CLUSTER) SLUICE_RENDER=$(CURDIR)/.cache/render SLUICE_CLUSTER_GOGC=400 \
 	go test -vet=off -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test -count=1 $(TESTFLAGS) ./...
 
@@ -160,14 +162,14 @@ CHANGES ?= 21
 
 .PHONY: bench-cluster
 bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services with 10 endpoints each of a real API server (5 minutes); SERVICES=44125 ENDPOINTS=1 ROUNDS=1 for others
-	$(REQUIRE_ROOT) SLUICE_TEST_SCALE='$(SERVICES) $(ENDPOINTS) $(ROUNDS) $(CHANGES)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	$(REQUIRE_ROOT) SLUICE_TEST_SCALE='$(SERVICES) $(ENDPOINTS) $(ROUNDS) $(CHANGES)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 120m -run 'TestScale$$' -v $(TESTFLAGS) ./test/cluster
 
 WATCHERS ?= 1000 10 1000 200
 
 .PHONY: bench-watchers
 bench-watchers: deps build $(CLUSTER)/.built ## Measure what one proxy, and 200, cost the API server (3 minutes); WATCHERS='1000 10 1000 200': Services, endpoints of each, changes, instances
-	$(REQUIRE_ROOT) SLUICE_TEST_WATCHERS='$(WATCHERS)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	$(REQUIRE_ROOT) SLUICE_TEST_WATCHERS='$(WATCHERS)' SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 30m -run 'TestWatchers$$' -v $(TESTFLAGS) ./test/cluster
 
 .PHONY: bench-scale
@@ -175,11 +177,11 @@ bench-scale: deps build $(CLUSTER)/.built ## Compare with kube-proxy at the size
 	go run ./test/bench -scale -kube-proxy $(CLUSTER)/kube-proxy
 
 # The programs of the control plane. Their first build takes some minutes.
-$(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
+$(CLUSTER)/.built:
 	@mkdir -p $(@D)
 	for package in $$(cd test/cluster/controlplane && go list tool); do \
 	  name=$${package##*/}; [ "$$name" = v3 ] && name=etcd; \
-	  (cd test/cluster/controlplane && go build -ldflags '$(CLUSTER_LDFLAGS)' -o $(CURDIR)/$(@D)/$$name $$package); \
+	  (cd test/cluster/controlplane && go build -ldflags '$(CLUSTER_LDFLAGS)' -o $(@D)/$$name $$package); \
 	done
 	touch $@
 
@@ -208,19 +210,13 @@ deps: ## Install the Debian packages that the tests need, or name them
 	@test/install-deps.sh
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) $(DEADCODE) ## Run the linters, at pinned versions
+lint: ## Run the linters, at pinned versions
 	go mod verify >/dev/null
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
 	$(GOLANGCI_LINT) run --build-tags cluster,programs ./...
 	@unreachable=$$($(DEADCODE) ./cmd/sluice); [ -z "$$unreachable" ] || { echo "$$unreachable"; \
 	  echo 'lint: the program never calls these functions: remove them, or move them into a _test.go file'; exit 1; }
-
-$(GOLANGCI_LINT):
-	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
-
-$(DEADCODE):
-	GOBIN=$(CURDIR)/$(@D) go install golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s); SLUICE_TEST_FULL=1 also guided by the libraries

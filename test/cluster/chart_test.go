@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,6 +35,10 @@ func testChart(t *testing.T, w *world) {
 	} {
 		w.admin.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: data})
 	}
+	render := os.Getenv("SLUICE_RENDER")
+	if render == "" {
+		t.Fatal("SLUICE_RENDER is not set: run make test-cluster")
+	}
 	files, err := filepath.Glob("../helm/values/*.yaml")
 	if err != nil || len(files) < 12 {
 		t.Fatalf("%d files of values, %v", len(files), err)
@@ -43,7 +48,7 @@ func testChart(t *testing.T, w *world) {
 		t.Run("dry run of the chart, "+release, func(t *testing.T) {
 			for _, server := range [][]string{nil, {"-server", apiServer, "-token", "token-admin"}} { // helm template, helm install
 				args := append([]string{"-chart", filepath.Join(deploy, "helm/sluice"), "-release", release, "-values", file}, server...)
-				objects, err := w.hosts.Node.Command(t, program(t, "render"), args...).CombinedOutput()
+				objects, err := w.hosts.Node.Command(t, render, args...).CombinedOutput()
 				if err != nil {
 					t.Fatalf("%v: %v\n%s", args, err, objects)
 				}
