@@ -2,12 +2,14 @@ package flow
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -26,11 +28,12 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 	n.leave()
 	n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
 	const clients, refused = 4, 2 // in turn
-	asked := make(chan error, clients)
+	connected := make(chan net.Conn, clients)
 	for range clients {
 		go func() {
-			_, err := lab.Client.Ask("tcp", vip4+":80")
-			asked <- err
+			c, err := lab.Client.Dial("tcp", vip4+":80")
+			check.OK(t, err)
+			connected <- c
 		}()
 	}
 	wait.True(t, "all have begun, and the refusals have come", func() (have bool) {
@@ -41,16 +44,25 @@ func TestConnectionsBeforeAdoptionAreRetried(t *testing.T) {
 		return have
 	})
 	n.apply(services)
-	for range clients {
-		check.OK(t, <-asked)
-	}
 	attempts := 0
+	n.onLoop(func() {
+		for _, f := range n.server.worker.flows {
+			if f != nil {
+				attempts += int(f.shared().Attempts)
+			}
+		}
+	})
+	check.Equalf(t, attempts, clients+refused, "attempts before a client's next SYN")
+	for range clients {
+		if c := <-connected; c != nil {
+			must.OK(t, c.Close())
+		}
+	}
 	for _, r := range n.wait(t, clients) {
-		if attempts += int(r.Attempts); r.End == conntrack.ConnectFailed {
+		if r.End == conntrack.ConnectFailed {
 			t.Errorf("%+v", r)
 		}
 	}
-	check.Equalf(t, attempts, clients+refused, "attempts")
 }
 
 // A handshake survives the end of the process that has its SYN: if the endpoint refuses it, or has
