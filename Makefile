@@ -8,7 +8,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
 DEADCODE_VERSION := v0.52.0
 DEADCODE := go run golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
-# All checkouts of this user share the control plane's programs, of which each set is kept under its versions.
+# The programs of the control plane. All checkouts of a user share those of the same versions.
 CONTROLPLANE := test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
 CLUSTER := $(shell dirname "$$(go env GOCACHE)")/sluice/cluster-$(shell cat $(CONTROLPLANE) | sha256sum | head -c 16)
 CLUSTER_VERSION := k8s.io/component-base/version

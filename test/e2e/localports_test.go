@@ -62,7 +62,7 @@ func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 }
 
 // unbindable binds each of the ports of clients' addresses, on all addresses, and
-// returns those that fail. The port of the proxy's metrics is one of them.
+// returns those that fail. It leaves out the port of the proxy's metrics.
 func unbindable(t *testing.T, h *netns.Host) (ports []string) {
 	t.Helper()
 	metrics := netip.MustParseAddrPort(metricsAddress)
