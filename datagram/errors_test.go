@@ -123,6 +123,49 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 	}
 }
 
+// An error without a message, as the kernel sets one if the socket's buffer has no room or
+// just after the loop has read the message, neither loses a datagram nor keeps the loop busy.
+func TestErrorWithoutAMessage(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	endpoint, stranger := lab.Backends[0], lab.Backends[1]
+	endpoint.EchoUDP(t, 5300)
+	n.apply(svc("echo", vip4, nil, at(endpoint.IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	askWho(t, c)
+	// A long message takes more than the smallest buffer.
+	resume := n.stall()
+	for _, w := range n.server.workers {
+		for _, s := range w.sessions {
+			must.OK(t, unix.SetsockoptInt(int(s.socket.fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 0))
+		}
+	}
+	resume()
+	local := socketTo(t, lab.Node, at(endpoint.IPv4, 5300))
+	refuse := func() {
+		t.Helper()
+		forgeLong(t, stranger, stranger.IPv4, local, at(endpoint.IPv4, 5300), 1300)
+		wait.True(t, "the socket has an error", n.refused)
+	}
+	n.byHand(func(turn func() int) {
+		refuse()
+		must.OK(t, must.Err(c.Write([]byte("who"))))
+		wait.True(t, "the datagram is sent", func() bool { turn(); return !n.refused() })
+	})
+	must.OK(t, c.SetReadDeadline(time.Now().Add(patience)))
+	must.OK(t, must.Err(c.Read(make([]byte, 100))))
+
+	resume = n.stall()
+	refuse()
+	resume()
+	wait.True(t, "the loop has read the error", func() bool {
+		defer n.stall()()
+		return !n.refused()
+	})
+	check.Equalf(t, n.server.Stats().Disbelieved.Load(), 0, "messages that had room")
+	check.Equalf(t, n.server.Stats().Lost.Load(), 0, "datagrams lost")
+}
+
 // If the endpoint of an answered session is closed, only the datagram that discovers
 // this is lost.
 func TestClosedEndpointCostsAnAnsweredSessionOneDatagram(t *testing.T) {
@@ -352,11 +395,17 @@ func delivered(t *testing.T, h *netns.Host) int { return h.Counter(t, "snmp", "I
 // endpoint whose content the sender does not know.
 func forge(t *testing.T, from *netns.Host, source netip.Addr, local, endpoint netip.AddrPort) {
 	t.Helper()
-	udp := make([]byte, 8, 40)
+	forgeLong(t, from, source, local, endpoint, 32)
+}
+
+// forgeLong is forge about a datagram of so many bytes.
+func forgeLong(t *testing.T, from *netns.Host, source netip.Addr, local, endpoint netip.AddrPort, size int) {
+	t.Helper()
+	udp := make([]byte, 8, 8+size)
 	binary.BigEndian.PutUint16(udp[0:], local.Port())
 	binary.BigEndian.PutUint16(udp[2:], endpoint.Port())
-	binary.BigEndian.PutUint16(udp[4:], 40)
-	udp = append(udp, bytes.Repeat([]byte{'x'}, 32)...)
+	binary.BigEndian.PutUint16(udp[4:], uint16(8+size))
+	udp = append(udp, bytes.Repeat([]byte{'x'}, size)...)
 	message := []byte{3, 3, 0, 0, 0, 0, 0, 0} // type, code, checksum, unused
 	protocol, family := syscall.IPPROTO_ICMP, syscall.AF_INET
 	to := syscall.Sockaddr(&syscall.SockaddrInet4{Addr: [4]byte(local.Addr().AsSlice()[:4])})
@@ -384,10 +433,10 @@ func forge(t *testing.T, from *netns.Host, source netip.Addr, local, endpoint ne
 
 func ipHeader(source, to netip.Addr, protocol byte, size int) []byte {
 	if source.Is6() {
-		h := []byte{0x60, 0, 0, 0, 0, byte(size), protocol, 64}
+		h := []byte{0x60, 0, 0, 0, byte(size >> 8), byte(size), protocol, 64}
 		return append(append(h, source.AsSlice()...), to.AsSlice()...)
 	}
-	h := []byte{0x45, 0, 0, byte(20 + size), 0, 0, 0, 0, 64, protocol, 0, 0}
+	h := []byte{0x45, 0, byte((20 + size) >> 8), byte(20 + size), 0, 0, 0, 0, 64, protocol, 0, 0}
 	h = append(append(h, source.AsSlice()...), to.AsSlice()...)
 	binary.BigEndian.PutUint16(h[10:], checksum(h))
 	return h

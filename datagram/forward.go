@@ -66,7 +66,7 @@ func datagramsOf(bytes, segment int) uint64 {
 // flushUp sends a session's pending datagrams to its endpoint. If the session ends
 // and another one replaces it, that one gets all of them.
 func (w *worker) flushUp(c *session) {
-	tries := 0
+	var r retries
 	for !w.up.Empty() {
 		c.setHeader()
 		errno := w.up.Send(int(c.socket.fd))
@@ -81,17 +81,38 @@ func (w *worker) flushUp(c *session) {
 				return
 			}
 			w.up.Rewind()
-		case read > 0 && tries < mostTries:
-			tries++ // the error concerns an earlier datagram, and nothing was sent
+		case r.allow(read):
 		default:
 			w.sendFailed(w.up, int(c.socket.fd), errno, &c.socket.noGSO)
 		}
 	}
 }
 
-// mostTries bounds how often datagrams are sent again after errors that concern
-// other datagrams: each try reads errorShare of the messages that wait, and a socket's
-// buffer, which the kernel doubles, has room for one of each 768 bytes.
+// retries bounds how often datagrams are sent again after errors that concern earlier
+// ones: the kernel returns such an error instead of sending.
+type retries struct {
+	n    int
+	bare bool // the last error had no message
+}
+
+// allow reports whether to send again after an error. read is how many messages waited. It
+// is 0 for an error of the call itself, which is the same if the datagram is sent again.
+// But it may also be 0 for an earlier datagram: the kernel first queues the message, which
+// the loop may read at once, and then sets the error, also if the queue had no room.
+func (r *retries) allow(read int) bool {
+	if read == 0 {
+		first := !r.bare
+		r.bare = true
+		return first
+	}
+	r.n++
+	r.bare = false
+	return r.n <= mostTries
+}
+
+// mostTries is how often datagrams are sent again after errors with messages: each try
+// reads errorShare of the messages that wait, and a socket's buffer, which the kernel
+// doubles, has room for one of each 768 bytes.
 const mostTries = 2 * socketBuffer / 768 / errorShare
 
 // sendFailed handles an error of the first pending message: it sends the datagrams

@@ -39,7 +39,11 @@ func (u *socket) HandleEvents(_ uint8, ev poll.Events) {
 	}
 	closed := false
 	if ev&poll.Failed != 0 {
-		closed, _ = c.readErrors()
+		var read int
+		if closed, read = c.readErrors(); read == 0 {
+			// An error without a message (see retries) stays until it is returned.
+			sys.SocketError(int(u.fd))
+		}
 	}
 	switch {
 	case ev&poll.Readable != 0:

@@ -220,18 +220,21 @@ func (k *unacked) count() int {
 // refused meanwhile.
 func (w *worker) resend(s *session, n int) bool {
 	s.setHeader()
-	for i := range min(n, s.unacked.count()) {
+	var r retries
+	for i := 0; i < min(n, s.unacked.count()); {
 		_, errno := sys.Send(int(s.socket.fd), s.unacked.datagram(i), false)
-		if errno != 0 {
-			if closed, _ := s.readErrors(); closed {
-				return false
-			}
-			_, errno = sys.Send(int(s.socket.fd), s.unacked.datagram(i), false)
-		}
 		if errno == 0 {
 			w.server.stats.Resent.Add(1)
-		} else {
+			i++
+			continue
+		}
+		closed, read := s.readErrors()
+		if closed {
+			return false
+		}
+		if !r.allow(read) {
 			w.server.stats.Lost.Add(1)
+			i++
 		}
 	}
 	return true

@@ -647,6 +647,16 @@ var promises = []mutation{
 		pkg: "datagram", test: "TestForgedErrorsMoveNoSession",
 	},
 	{
+		name: "udp-lost-at-a-bare-error", what: "an error without a message costs a datagram",
+		file: "datagram/forward.go", old: "first := !r.bare", new: "first := false",
+		pkg: "datagram", test: "TestErrorWithoutAMessage",
+	},
+	{
+		name: "udp-bare-error-stays", what: "an error without a message keeps the loop busy",
+		file: "datagram/socket.go", old: "sys.SocketError(int(u.fd))", new: "_ = u.fd",
+		pkg: "datagram", test: "TestErrorWithoutAMessage",
+	},
+	{
 		name: "younger-claim-wins", what: "a new Service takes an external IP that another one serves",
 		file: "service/claims.go", old: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(a.since, b.since)", new: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(b.since, a.since)",
 		pkg: "service", test: "TestEarlierClaimStays",
