@@ -21,8 +21,26 @@ import (
 // the notices and that at which it reads the upcalls. The first packet is in a notice:
 // userspace must have it when it hears of the refusal, or the client has to send again.
 func TestRefusalOvertakesNoNotice(t *testing.T) {
+	t.Run("TCP", func(t *testing.T) {
+		refusalOvertakes(t, (*netns.Host).EchoTCP, func(client *netns.Host) error {
+			return must.Err(client.Ask("tcp", vip4+":80"))
+		})
+	})
+	t.Run("UDP", func(t *testing.T) {
+		refusalOvertakes(t, (*netns.Host).EchoUDP, func(client *netns.Host) error {
+			c, err := client.Dial("udp", vip4+":80")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			return must.Err(question(c))
+		})
+	})
+}
+
+func refusalOvertakes(t *testing.T, serve func(*netns.Host, testing.TB, uint16) *netns.Echo, ask func(client *netns.Host) error) {
 	lab := netns.NewLab(t, 2)
-	lab.Backends[1].EchoTCP(t, 8080)
+	serve(lab.Backends[1], t, 8080)
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
 	w := n.server.worker
@@ -32,11 +50,7 @@ func TestRefusalOvertakesNoNotice(t *testing.T) {
 		n.loop.Post(func() {
 			w.readNotices()
 			go func() {
-				c, err := lab.Client.Dial("tcp", vip4+":80")
-				if err == nil {
-					_, err = netns.AskOn(c)
-					_ = c.Close()
-				}
+				err := ask(lab.Client)
 				answered.Store(true)
 				asked <- err
 			}()

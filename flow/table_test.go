@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -315,6 +316,18 @@ func TestTableOfAProcessThatIsGone(t *testing.T) {
 }
 
 func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
+	t.Run("told", func(t *testing.T) { whileNobodyRuns(t, func(*worker) {}) })
+	t.Run("untold", func(t *testing.T) { // the rings had no room for what the table said
+		whileNobodyRuns(t, func(w *worker) {
+			w.readNotices()
+			w.read(w.upcalls, math.MaxInt, w.handle)
+			w.early = nil
+		})
+	})
+}
+
+// whileNobodyRuns calls before on the loop of the next process, which has no Services yet.
+func whileNobodyRuns(t *testing.T, before func(*worker)) {
 	connections, sessions := 100, 20
 	if full() {
 		connections, sessions = 1000, 200
@@ -341,6 +354,7 @@ func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	openSessions(t, lab, sessions) // at once: none gets the port of an earlier one
 	held := lab.Client.Connect(t, "tcp", vip4+":80")
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	next.onLoop(func() { before(next.server.worker) })
 	next.apply(services)
 	check.OK(t, must.Err(netns.AskOn(held)))
 	next.ask(3)
