@@ -1,6 +1,9 @@
 package flow
 
 import (
+	"cmp"
+	"errors"
+	"net"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -177,6 +180,40 @@ func TestRefusalHidesTheClient(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The same for a datagram that comes just while its session moves to the next endpoint.
+func TestMoveHidesTheClient(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	server := lab.Backends[1].WitnessUDP(t, 8080)
+	refusing, serving := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
+	var c net.Conn
+	var n *node
+	var last netip.Addr // the endpoint that was tried last
+	moved := make(chan error, 1)
+	n = newNode(t, lab, func(o *Options) {
+		o.ask = true
+		o.SameLink = func(_, endpoint netip.Addr) bool { // true: the node's address hides the client's
+			if last == refusing.Addr() && endpoint == serving.Addr() {
+				_, err := c.Write([]byte("during the move"))
+				moved <- cmp.Or(err, wait.Poll(patience, func() error {
+					if n.server.worker.upcalls.AvailableBytes() == 0 && len(server.Peers()) == 0 {
+						return errors.New("no datagram came up, and the endpoint got none")
+					}
+					return nil
+				}))
+			}
+			last = endpoint
+			return true
+		}
+	})
+	n.apply(svc(vip4, nil, refusing, serving))
+	for len(moved) == 0 {
+		c = lab.Client.Connect(t, "udp", vip4+":80")
+		must.OK(t, must.Err(question(c)))
+	}
+	must.OK(t, <-moved)
+	wantHidden(t, lab, server)
 }
 
 // After a session that hid its client, nothing hides the client from an endpoint that may see it

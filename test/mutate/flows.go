@@ -426,7 +426,7 @@ var flows = []mutation{
 	{
 		name: "flow-refused-bare", what: "datagrams behind one that was refused show a hidden client",
 		file: "flow/dial.go", old: "		w.kernel.Index.Erase(f.index, h.key)\n", new: "",
-		pkg: "flow", test: "TestRefusalHidesTheClient",
+		pkg: "flow", test: "TestMoveHidesTheClient",
 	},
 	{
 		name: "flow-retired-bare", what: "a session that ends shows a hidden client",
