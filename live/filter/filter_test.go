@@ -17,7 +17,7 @@ import (
 // sample is a connection whose second endpoint answered.
 func sample() *conntrack.Record {
 	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Pod: service.Name{Namespace: "shop", Name: "cart-1"}}
-	return &conntrack.Record{
+	r := &conntrack.Record{
 		ID: 17, Protocol: service.TCP, Kind: service.ClusterIP, Client: netip.MustParseAddrPort("10.2.3.4:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"),
 		Port: &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "cart"}, Port: "http"}},
 		Endpoint: &service.Endpoint{
@@ -28,6 +28,9 @@ func sample() *conntrack.Record {
 		Attempts: 2, Connected: true, ConnectTime: int64(251 * time.Millisecond), Duration: int64(3 * time.Second),
 		BytesFromClient: 1000, BytesFromEndpoint: 2_000_000, End: conntrack.EndpointReset,
 	}
+	r.BeginWait(0)
+	r.EndWait(int64(200 * time.Millisecond))
+	return r
 }
 
 func TestMatch(t *testing.T) {
@@ -97,6 +100,10 @@ func TestMatch(t *testing.T) {
 		{"duration>2s", true, true},
 		{"connect>250ms connect<252ms", true, false},
 		{"first_byte>=0", false, false},
+		{"waited=200ms", true, true},
+		{"waited>200ms", false, false},
+		{"bytes>2000999", true, true},
+		{"bytes>2001000", false, false},
 		{"cart", true, true},
 		{"CART", true, true},
 		{"p/ca", true, true},
@@ -114,6 +121,8 @@ func TestMatch(t *testing.T) {
 		{"client=::ffff:10.3.0.0/112", false, false},
 		{"client=::/0", false, false},
 		{"10.1.0.5", true, false},
+		{"2.3.4:400", true, true},
+		{"96.0.10:80", true, true},
 		{"node-b cart-2", true, false},
 		{"z2", true, false},
 		{"Z2", true, false},
@@ -187,6 +196,18 @@ duration>5
 attempts=many
          ^^^^
 "many" is not a number such as 3`},
+		{"bytes>10000000TB", `
+bytes>10000000TB
+      ^^^^^^^^^^
+"10000000TB" is not a size such as 500, 64KiB, 1MB or 2.5GB`},
+		{"id>9223372036854775807", `
+id>9223372036854775807
+   ^^^^^^^^^^^^^^^^^^^
+no value is beyond this`},
+		{"a\tservice=:http", `
+a	service=:http
+ 	        ^^^^^
+a service is namespace/name or namespace/name:port, such as shop/cart:http`},
 		{"=5", `
 =5
 ^
@@ -253,9 +274,10 @@ there is no field "ü"; fields are affinity, attempts, bytes, bytes_from_client,
 	if _, err := Parse(strings.Repeat("a ", MaxLength)); err == nil {
 		t.Error("no error about a filter that is too long")
 	}
-	if _, err := Parse("node=a" + strings.Repeat(",a", maxValues)); err == nil {
-		t.Error("no error about too many values")
+	for _, text := range []string{"node=a" + strings.Repeat(",a", maxValues), strings.Repeat("a ", maxValues+1)} {
+		check.Errorf(t, must.Err(Parse(text)), "the filter has more than 256 values", "%.8s…", text)
 	}
+	check.OKf(t, must.Err(Parse(strings.Repeat("a ", maxValues))), "as many words as a filter may have")
 }
 
 func TestJoin(t *testing.T) {
@@ -334,8 +356,12 @@ func FuzzParse(f *testing.F) {
 // What only the transports of open connections say selects no records of ended ones.
 func TestFieldsOfTransports(t *testing.T) {
 	r := sample()
-	r.SetTransport(&conntrack.Transport{Idle: int64(time.Minute)})
-	for text, want := range map[string]bool{"idle>1s": true, "idle>5m": false, "idle!=1m": false, "retransmits>0": false} {
+	ms := func(n int64) conntrack.Side { return conntrack.Side{RTT: n * int64(time.Millisecond)} }
+	r.SetTransport(&conntrack.Transport{Idle: int64(time.Minute), Client: ms(20), Endpoint: ms(5)})
+	for text, want := range map[string]bool{
+		"idle>1s": true, "idle>5m": false, "idle!=1m": false, "retransmits>0": false,
+		"client_rtt=20ms": true, "client_rtt<20ms": false, "endpoint_rtt=5ms": true, "endpoint_rtt>5ms": false,
+	} {
 		f := must.Get(Parse(text))(t)
 		check.Equalf(t, f.Match(r), want, "%s", text)
 		check.Equalf(t, f.Match(sample()), text == "idle!=1m", "%s, without a transport", text)
@@ -348,6 +374,8 @@ func TestFieldsOfTransports(t *testing.T) {
 // Only a proxy knows the pods of clients: until it names them, no client has one.
 func TestPodsOfClients(t *testing.T) {
 	f := must.Get(Parse("client_pod=shop/web-*"))(t)
+	check.Equal(t, f.NamesClients(), true)
+	check.Equal(t, must.Get(Parse("pod=shop/web-*"))(t).NamesClients(), false)
 	check.Equal(t, f.Match(sample()), false)
 	f.NameClients(func(a netip.Addr) service.Name {
 		return map[netip.Addr]service.Name{netip.MustParseAddr("10.2.3.4"): {Namespace: "shop", Name: "web-1"}}[a]
@@ -356,4 +384,27 @@ func TestPodsOfClients(t *testing.T) {
 	other := sample()
 	other.Client = netip.MustParseAddrPort("10.2.3.5:40000")
 	check.Equal(t, f.Match(other), false)
+}
+
+// A list of Services and endpoints keeps the terms that these decide. all is false where the
+// filter has others, empty is true where it has no such term.
+func TestConfigured(t *testing.T) {
+	r := &conntrack.Record{Port: sample().Port, VIP: sample().VIP, Endpoint: sample().Endpoint}
+	for _, tt := range []struct {
+		filter            string
+		all, empty, match bool
+	}{
+		{"", true, true, true},
+		{"service=shop/cart vip=:80 pod=cart-2 zone=Z2 tried=10.1.0.5 10.1.0 node-b", true, false, true},
+		{"service=shop/cart pod!=cart-2", true, false, false},
+		{"bytes>1TB client=10.9.9.9", false, true, true},
+		{"bytes>1TB service=shop/cart", false, false, true},
+		{"service=other state=open", false, false, false},
+	} {
+		f := must.Get(Parse(tt.filter))(t)
+		part, all := f.Configured()
+		got := [...]bool{all, part.IsEmpty(), part.Match(r), f.IsEmpty()}
+		check.Equalf(t, got, [...]bool{tt.all, tt.empty, tt.match, tt.filter == ""}, "%s", tt.filter)
+		check.Equal(t, part.String(), tt.filter)
+	}
 }
