@@ -23,6 +23,8 @@ func TestSteps(t *testing.T) {
 	}
 	call := func(name string) { calls = append(calls, name) }
 	check.ErrorIsf(t, c.Apply(redirect.Plan{}), ErrClosed, "the zero value")
+	inside := func() error { call("inside"); return ErrClosed }
+	check.OKf(t, c.Locked(inside), "the zero value")
 	tooHigh := errors.New("port 9000 is too high")
 	broken := error(nil)
 	must.OK(t, c.Open(Steps{
@@ -67,17 +69,20 @@ func TestSteps(t *testing.T) {
 	if repaired, err := c.Verify(); repaired || err != nil {
 		t.Errorf("verify before a plan is in force: %v, %v", repaired, err)
 	}
+	check.OKf(t, c.Locked(inside), "before a plan is in force")
 	called()
 	broken = nil
 	check.OK(t, c.Apply(plan(80, service.TCP)))
+	check.ErrorIsf(t, c.Locked(inside), ErrClosed, "what f returns")
 	if repaired, err := c.Verify(); !repaired || err != nil {
 		t.Errorf("verify: %v, %v", repaired, err)
 	}
-	called("prepare", "apply", "verify")
+	called("prepare", "apply", "inside", "verify")
 	broken = errors.New("broken")
 	check.ErrorIsf(t, c.Close(), broken, "close")
 	called("remove", "release")
 	check.OKf(t, c.Close(), "close again")
 	check.ErrorIsf(t, must.Err(c.Verify()), ErrClosed, "verify after Close")
+	check.OKf(t, c.Locked(inside), "after Close")
 	called()
 }
