@@ -48,6 +48,7 @@ func TestKnownHopsServeLikePackets(t *testing.T) {
 		return b
 	}
 	const redirected = 7
+	cpus := ebpf.MustPossibleCPU()
 	passes := func(b []byte) (direct bool) {
 		must.OK(t, lab.Node.Do(func() error {
 			k.Flows[flow].Way[0].Last = uint64(coarse(t))
@@ -82,7 +83,7 @@ func TestKnownHopsServeLikePackets(t *testing.T) {
 			t.Fatal("no shortcut by open ways")
 		}
 		setWays(0)
-		b := frame(100)
+		b, slot := frame(100), uint32(0)
 		for all := k.Maps.Hops.Iterate(); ; {
 			var at uint32
 			var hops [][]byte // of each CPU
@@ -97,8 +98,11 @@ func TestKnownHopsServeLikePackets(t *testing.T) {
 			hop := hops[known]
 			binary.NativeEndian.PutUint64(hop, 1<<62) // however long this test takes
 			b = c.change(b, hop)
-			must.OK(t, k.Maps.Hops.Put(at, slices.Repeat([][]byte{hop}, ebpf.MustPossibleCPU())))
+			must.OK(t, k.Maps.Hops.Put(at, slices.Repeat([][]byte{hop}, cpus)))
+			slot = at
 		}
 		check.Equalf(t, passes(b), c.direct, "a packet of %s goes there", c.of)
+		// The next packet may note its hop on another CPU.
+		must.OK(t, k.Maps.Hops.Put(slot, slices.Repeat([][]byte{make([]byte, k.Maps.Hops.ValueSize())}, cpus)))
 	}
 }
