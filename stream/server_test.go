@@ -69,7 +69,8 @@ type node struct {
 	table   *conntrack.Table
 	server  *Server
 	manager *listener.Manager
-	passed  atomic.Int64 // the clock of grace periods
+	options listener.Options // of manager
+	passed  atomic.Int64     // the clock of grace periods
 	records records.Sink
 }
 
@@ -156,6 +157,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 		service.UDP: {Ports: udp, Listeners: udp, SocketsPerPort: udp.SocketsPerPort()},
 	}
 	o.DataPaths = []listener.DataPath{n.server, udp}
+	n.options = o.Options
 	n.manager = listener.New(o.Options)
 	t.Cleanup(func() {
 		check.OK(t, n.steer.Close())
