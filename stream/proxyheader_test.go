@@ -4,7 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -14,6 +17,10 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/objects"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // version2 returns a header of version 2 with any payload.
@@ -156,4 +163,110 @@ func TestWrittenHeadersAreRead(t *testing.T) {
 			}
 		}
 	}
+}
+
+// awaitHeaders waits until so many connections wait for a header.
+func (n *node) awaitHeaders(want int) {
+	n.t.Helper()
+	wait.Equal(n.t, "connections that wait for a header", patience, want, func() (found int) {
+		for _, w := range n.server.workers {
+			w.run(func() {
+				w.shard.Each(func(r *conntrack.Record) {
+					if r.Owner.(*conn).awaits == header {
+						found++
+					}
+				})
+			})
+		}
+		return found
+	})
+}
+
+// TestHeadersNameClients: the endpoint gets what follows the header, however the header comes, and
+// the record says which client it names and that the connection has waited.
+func TestHeadersNameClients(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	echo, good := n.echo(0, 8080), version2(0x21, 0x11, four)
+	for i, tt := range []struct {
+		service string
+		parts   []string
+		client  string // "" for the load balancer
+	}{
+		{"whole", []string{good + "a question\n"}, "10.0.0.7:41822"},
+		{"pieces", []string{good[:5], good[5:20], good[20:], "a question\n"}, "10.0.0.7:41822"},
+		{"line", []string{"PROXY TCP4 10.0.0.8 10.96.0.10 1 80\r\na question\n"}, "10.0.0.8:1"},
+		{"local", []string{version2(0x20, 0x00, "") + "a question\n"}, ""},
+	} {
+		address := fmt.Sprintf("10.96.0.%d", i+1)
+		n.apply(annotate(web(tt.service, address, echo), "accept-proxy-protocol", "10.1.0.2/32"))
+		c := n.dial(address + ":80")
+		n.awaitHeaders(1)
+		for _, part := range tt.parts {
+			must.OK(t, must.Err(io.WriteString(c, part)))
+		}
+		must.OK(t, c.CloseWrite())
+		via := c.LocalAddr().String()
+		answered(t, c)
+		if tt.client == "" {
+			tt.client, via = via, netip.AddrPort{}.String()
+		}
+		r := n.ended(tt.service)
+		if r.Client.String() != tt.client || r.Via().String() != via {
+			t.Errorf("%s: client %s by %s, want %s by %s", tt.service, r.Client, r.Via(), tt.client, via)
+		}
+		if r.BytesFromClient != 11 || r.WaitTime() == 0 || r.ConnectTime < r.WaitTime() {
+			t.Errorf("%s: %d bytes, waited %d, connected at %d", tt.service, r.BytesFromClient, r.WaitTime(), r.ConnectTime)
+		}
+	}
+}
+
+// TestWithoutAGoodHeader: a connection without a good header, or above a limit, reaches no endpoint.
+func TestWithoutAGoodHeader(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceConnections = 1 })
+	echo, good := n.echo(0, 8080), version2(0x21, 0x11, four)
+	says := func(text string) func(*net.TCPConn, string) {
+		return func(c *net.TCPConn, _ string) {
+			check.OK(t, must.Err(io.WriteString(c, text)))
+			isReset(t, c)
+		}
+	}
+	for i, tt := range []struct {
+		service string
+		do      func(c *net.TCPConn, address string)
+		end     conntrack.End
+	}{
+		{"broken", says("GET / HTTP/1.1\r\n\r\n"), conntrack.ProxyHeader},
+		{"cut", func(c *net.TCPConn, _ string) {
+			check.OK(t, must.Err(io.WriteString(c, good[:20])))
+			check.OK(t, c.CloseWrite())
+		}, conntrack.ProxyHeader},
+		{"closed", func(c *net.TCPConn, _ string) { check.OK(t, c.CloseWrite()) }, conntrack.ClientFin},
+		{"resets", func(c *net.TCPConn, _ string) {
+			check.OK(t, errors.Join(c.SetLinger(0), c.Close()))
+		}, conntrack.ClientReset},
+		{"full", func(_ *net.TCPConn, address string) { wantReset(t, n.lab.Client, address) }, conntrack.LimitReached},
+		{"goes", func(c *net.TCPConn, address string) {
+			other := web("other", strings.TrimSuffix(address, ":80"), echo)
+			other.Deleted = objects.Gone("goes", 1).Deleted
+			n.apply(other)
+			says(good)(c, "")
+		}, conntrack.NoEndpoints},
+	} {
+		address := fmt.Sprintf("10.96.0.%d", i+1)
+		n.apply(annotate(web(tt.service, address, echo), "accept-proxy-protocol", "10.1.0.2/32"))
+		c := n.dial(address + ":80")
+		n.awaitHeaders(1)
+		tt.do(c, address+":80")
+		r := n.ended(tt.service)
+		if r.End != tt.end || r.Attempts != 0 {
+			t.Errorf("%s: the record says %s after %d attempts, want %s", tt.service, r.End, r.Attempts, tt.end)
+		}
+		_ = c.Close()
+		n.awaitHeaders(0)
+	}
+	n.apply(annotate(web("stranger", "10.96.0.99", echo), "accept-proxy-protocol", "10.1.0.3/32"))
+	wantReset(t, n.lab.Client, "10.96.0.99:80")
+	check.Equalf(t, n.ended("stranger").End, conntrack.ProxyNotTrusted, "the end of a stranger's connection")
 }
