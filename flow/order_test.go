@@ -187,7 +187,7 @@ func TestMoveHidesTheClient(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	server := lab.Backends[1].WitnessUDP(t, 8080)
 	refusing, serving := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
-	var c net.Conn
+	var c atomic.Pointer[net.Conn]
 	var n *node
 	var last netip.Addr // the endpoint that was tried last
 	moved := make(chan error, 1)
@@ -195,7 +195,7 @@ func TestMoveHidesTheClient(t *testing.T) {
 		o.ask = true
 		o.SameLink = func(_, endpoint netip.Addr) bool { // true: the node's address hides the client's
 			if last == refusing.Addr() && endpoint == serving.Addr() {
-				_, err := c.Write([]byte("during the move"))
+				_, err := (*c.Load()).Write([]byte("during the move"))
 				moved <- cmp.Or(err, wait.Poll(patience, func() error {
 					if n.server.worker.upcalls.AvailableBytes() == 0 && len(server.Peers()) == 0 {
 						return errors.New("no datagram came up, and the endpoint got none")
@@ -209,8 +209,9 @@ func TestMoveHidesTheClient(t *testing.T) {
 	})
 	n.apply(svc(vip4, nil, refusing, serving))
 	for len(moved) == 0 {
-		c = lab.Client.Connect(t, "udp", vip4+":80")
-		must.OK(t, must.Err(question(c)))
+		client := lab.Client.Connect(t, "udp", vip4+":80")
+		c.Store(&client)
+		must.OK(t, must.Err(question(client)))
 	}
 	must.OK(t, <-moved)
 	wantHidden(t, lab, server)
