@@ -1,6 +1,7 @@
 package kubeproxy
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -91,6 +92,16 @@ func TestRemove(t *testing.T) {
 				return len(list)
 			}
 			must.Equalf(t, flows(), 2, "flows are tracked")
+			leftovers := func(want ...string) {
+				t.Helper()
+				check.OK(t, sys.InNetNS(lab.Node.FD(), func() error {
+					found, err := Leftovers()
+					check.EqualSlices(t, found, want)
+					return err
+				}))
+			}
+			chains := map[string]string{"iptables-nft": "%d iptables-nft chains KUBE-…", "iptables-legacy": "%d chains KUBE-… of iptables-legacy"}[program]
+			leftovers("the nftables table kube-proxy", fmt.Sprintf(chains, 6))
 			removed, err := Remove(lab.Node.FD())
 			variant := strings.TrimPrefix(program, "iptables-")
 			want := []string{
@@ -127,6 +138,7 @@ func TestRemove(t *testing.T) {
 			}); err != nil {
 				t.Error(err)
 			}
+			leftovers(fmt.Sprintf(chains, 1))
 			if again, err := Remove(lab.Node.FD()); err != nil || len(again) != 0 {
 				t.Errorf("again: %q, %v", again, err)
 			}
