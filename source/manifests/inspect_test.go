@@ -3,11 +3,12 @@ package manifests
 import (
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
@@ -48,74 +49,79 @@ endpoints: [{addresses: [10.0.0.7]}]
 // inspect returns the report of files and directories, and its findings as lines.
 func inspect(t *testing.T, paths ...string) (*Report, string) {
 	t.Helper()
-	o := Options{Allocate: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, MaxFileSize: 4096}
-	r := must.Get(Inspect(paths, o, service.StoreOptions{OwnEndpoints: true}))(t)
+	o := Options{Allocate: devRanges, Annotation: balancer.CheckAnnotation, MaxFileSize: 4096}
+	r := must.Get(Inspect(paths, o, service.StoreOptions{EarlierFirst: true, OwnEndpoints: true}))(t)
 	var lines strings.Builder
 	for _, f := range r.Findings {
-		fmt.Fprintf(&lines, "%s:%d: %s: %s: %s\n", filepath.Base(f.File), f.Line, f.Severity, f.Object, f.Text)
+		lines.WriteString(filepath.Base(f.File))
+		if f.Line > 0 {
+			fmt.Fprintf(&lines, ":%d", f.Line)
+		}
+		lines.WriteString(": " + f.Severity + ": ")
+		if f.Object != "" {
+			lines.WriteString(f.Object + ": ")
+		}
+		lines.WriteString(f.Text + "\n")
 	}
 	return r, lines.String()
 }
 
-// What is said about each mistake is in the golden file, for people to read.
-func TestInspect(t *testing.T) {
-	const (
-		annotation = `, annotations: {sluice.dev/endpoints: "127.0.0.1:3000"}`
-		target     = "targetPort: front"
-		web        = "clusterIP: 10.96.0.5"
-		api        = "name: api}\nspec:\n  ports: [{port: 80, targetPort: 3000}]"
-		slicePort  = "[{port: 3000}]"
-		pods       = "apiVersion: apps/v1\n"
-		governed   = "  selector: {matchLabels"
-		db         = "apiVersion: v1\nkind: Service\nmetadata: {name: db" + annotation +
-			"}\nspec: {ports: [{port: 1}], selector: {app: db}}\n"
-		job = "apiVersion: v1\nkind: Pod\nmetadata: {name: job, labels: {app: job}}\n" +
-			"spec: {containers: [{ports: [{containerPort: 1}]}]}\n"
-		cidr = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: a}\n" +
-			"spec: {cidrs: [10.99.0.0/16]}\n"
-	)
-	var out strings.Builder
-	for _, tt := range []struct{ name, old, new string }{
-		{"right", "", ""},
-		{"target port misspelled", target, "targetPort: frnt"},
-		{"target port that no container has", target, "targetPort: 3001"},
-		{"target port that the annotation replaces", target, "targetPort: 5000"},
-		{"protocol of the Service", target, "protocol: UDP, targetPort: front"},
-		{"protocol of the container", "containerPort: 5000", "containerPort: 5000, protocol: UDP"},
-		{"cluster IP out of range", web, "clusterIP: 10.97.0.5"},
-		{"second cluster IP out of range", web, "clusterIPs: [10.96.0.5, 'fd00::5']"},
-		{"external IP that is left out, once", web, "externalIPs: [192.0.2.300]"},
-		{"cluster IP of another Service", api, api + "\n  " + web},
-		{"ServiceCIDR with neither cluster IP", pods, cidr + "---\n" + pods},
-		{"ExternalName with an address", api, "name: api}\nspec: {type: ExternalName, externalName: 192.0.2.7}"},
-		{"node port out of range", api, strings.Replace(api, "}]", ", nodePort: 8080}]\n  type: NodePort", 1)},
-		{"selector misspelled", "selector: {app: web}\n", "selector: {app: wbe}\n"},
-		{"pods in another namespace", "metadata: {name: web}", "metadata: {name: web, namespace: other}"},
-		{"pods without labels", "{labels: {app: web, tier: a}}", "{}"},
-		{"pods that another tool starts", pods, db + "---\n" + pods},
-		{"pods that no Service selects", pods, job + "---\n" + pods},
-		{"pods that are not started", annotation, ""},
-		{"no endpoints", api, strings.NewReplacer("3000", "4000", "api", "db").Replace(api)},
-		{"no endpoints and no ports", api, "name: db}\nspec: {clusterIP: None}"},
-		{"headless, with other ports", api, "name: api}\nspec: {clusterIP: None, ports: [{port: 1}]}"},
-		{"endpoint that is not ready", "[10.0.0.7]", "[10.0.0.7], conditions: {ready: false}"},
-		{"another number of the endpoints", slicePort, "[{port: 3001}]"},
-		{"another port of the endpoints", slicePort, "[{name: x, port: 3000}]"},
-		{"another family of the endpoints", "IPv4\nports: [{port: 3000}]\nendpoints: [{addresses: [10.0.0.7]}]",
-			"IPv6\nports: [{port: 3000}]\nendpoints: [{addresses: ['fd00::7']}]"},
-		{"governing Service that does not exist", governed, "  serviceName: wb\n" + governed},
-		{"governing Service that is not headless", governed, "  serviceName: web\n" + governed},
-		{"template", "kind: StatefulSet", "kind: {{ .Values.kind }}"},
-	} {
-		file := filepath.Join(t.TempDir(), "a.yaml")
-		if !strings.Contains(inspected, tt.old) {
-			t.Errorf("%s: the manifest has no %q", tt.name, tt.old)
+// mistake is an entry of testdata/mistakes.txt.
+type mistake struct {
+	name  string
+	files map[string]string
+	lines []string // "web.yaml:7", that findings must name; or files
+}
+
+func readMistakes(t *testing.T) (list []mistake) {
+	t.Helper()
+	text := must.Read(t, "testdata/mistakes.txt")
+	for _, entry := range strings.Split(string(text), "\n== ")[1:] {
+		name, rest, _ := strings.Cut(entry, "\n")
+		m := mistake{name: name, files: make(map[string]string)}
+		for _, part := range strings.Split("\n"+rest, "\n-- ")[1:] {
+			file, content, _ := strings.Cut(part, " --\n")
+			m.files[file] = content + "\n"
+			n := 0
+			for line := range strings.Lines(content) {
+				if n++; strings.HasSuffix(strings.TrimSpace(line), " # <-") {
+					m.lines = append(m.lines, fmt.Sprintf("%s:%d", file, n))
+				}
+			}
 		}
-		write(t, file, strings.Replace(inspected, tt.old, tt.new, 1))
-		_, findings := inspect(t, file)
-		out.WriteString("== " + tt.name + "\n" + findings)
+		list = append(list, m)
 	}
-	golden(t, filepath.Join("testdata", "inspect.golden"), out.String())
+	return list
+}
+
+// TestInspect makes typical mistakes. Each is named, with the lines that are marked in the
+// file, and with the text of the golden file.
+func TestInspect(t *testing.T) {
+	file := must.Get(filepath.Abs("testdata/mistakes.golden"))(t)
+	var all strings.Builder
+	mistakes := readMistakes(t)
+	for _, m := range mistakes {
+		dir := t.TempDir()
+		for file, text := range m.files {
+			write(t, filepath.Join(dir, file), text)
+		}
+		t.Chdir(dir)
+		_, findings := inspect(t, ".")
+		all.WriteString("== " + m.name + "\n" + findings)
+		var named []string
+		for line := range strings.Lines(findings) {
+			if where, _, _ := strings.Cut(line, ": "); strings.Contains(where, ":") {
+				named = append(named, where)
+			}
+		}
+		slices.Sort(named)
+		slices.Sort(m.lines)
+		check.EqualSlicesf(t, slices.Compact(named), m.lines, "%s: what findings name", m.name)
+	}
+	if len(mistakes) < 41 {
+		t.Errorf("%d mistakes", len(mistakes)-1)
+	}
+	golden(t, file, all.String())
 }
 
 // A directory's files are read as a Watcher reads them, and what is not read is named.
@@ -131,14 +137,14 @@ func TestInspectDirectory(t *testing.T) {
 	symlink(t, "nowhere", filepath.Join(dir, "gone.yaml"))
 	symlink(t, ".", filepath.Join(dir, "loop"))
 	r, got := inspect(t, dir, filepath.Join(dir, "b.yaml.txt"))
-	check.Textf(t, got, `C.YAML:0: warning: : is not read: manifests are *.yaml, *.yml and *.json, in lower case
-b.yaml.txt:0: warning: : is not read: manifests are *.yaml, *.yml and *.json, in lower case
-empty.yaml:0: warning: : holds no object
-gone.yaml:0: error: : cannot be read: it is a symlink to a file that does not exist
-kustomization.yaml:0: error: : is for kustomize: run kubectl kustomize, and serve the result
-large.yaml:0: error: : has 4097 bytes, more than the 4096 that --max-manifest-size allows: make several files of it
-loop:0: error: : is a symlink to a directory that it is in itself: it is passed over
-values.yaml:0: error: : is part of a Helm chart: run helm template, and serve the result
+	check.Textf(t, got, `C.YAML: warning: is not read: manifests are *.yaml, *.yml and *.json, in lower case
+b.yaml.txt: warning: is not read: manifests are *.yaml, *.yml and *.json, in lower case
+empty.yaml: warning: holds no object
+gone.yaml: error: cannot be read: it is a symlink to a file that does not exist
+kustomization.yaml: error: is for kustomize: run kubectl kustomize, and serve the result
+large.yaml: error: has 4097 bytes, more than the 4096 that --max-manifest-size allows: make several files of it
+loop: error: is a symlink to a directory that it is in itself: it is passed over
+values.yaml: error: is part of a Helm chart: run helm template, and serve the result
 `, "findings")
 	names := ""
 	for _, s := range r.Services {

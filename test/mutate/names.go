@@ -45,7 +45,7 @@ var names = []mutation{
 	{
 		name: "selector-unread", what: "sluice check passes over a selector that no pod has",
 		file: "source/manifests/workload.go", old: "!ok || has != value {\n\t\t\treturn false", new: "!ok || has != value {\n\t\t\treturn true",
-		pkg: "cmd/sluice", test: "TestCheck",
+		pkg: "source/manifests", test: "TestInspect",
 	},
 	{
 		name: "past-unbounded", what: "records of the past take more memory than --past",
