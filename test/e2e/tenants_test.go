@@ -70,10 +70,16 @@ func (h *halves) ratio(p int) float64 {
 	return float64(percentile(h.beside, p)) / float64(percentile(h.quiet, p))
 }
 
-// mostSlower bounds the median of the neighbour's requests beside the tenant, as a
-// multiple of that without it. It is generous, as both share the machine's CPUs:
-// without limits, the neighbour's requests fail or take seconds.
-const mostSlower = 10
+// mostSlower bounds the median of the neighbour's requests beside the tenant, as a multiple of
+// that without it, and mostWait bounds it where that is more: beside other programs, a proxy
+// that is busy waits for a CPU, and one that is idle does not. Both are generous: without
+// limits, the neighbour's requests fail or take seconds.
+const mostSlower, mostWait = 10, 250 * time.Millisecond
+
+// bearable reports whether the median is within its bound.
+func (h *halves) bearable() bool {
+	return h.ratio(50) <= mostSlower || percentile(h.beside, 50) <= mostWait
+}
 
 // TestResourcesOfOneNamespaceAreBounded has one namespace take all that it gets of
 // each resource, one after the other, and prints a table of what it got and how
@@ -89,7 +95,7 @@ func TestResourcesOfOneNamespaceAreBounded(t *testing.T) {
 			w.t, w.p.t = t, t
 			h := w.measure(&r)
 			for range 2 { // what another program of the machine takes for a while does not come again
-				if h.ratio(50) <= mostSlower {
+				if h.bearable() {
 					break
 				}
 				t.Logf("again, as the neighbour's requests take %.1f times as long", h.ratio(50))
@@ -98,7 +104,7 @@ func TestResourcesOfOneNamespaceAreBounded(t *testing.T) {
 			fmt.Fprintf(&table, "| %s | %s | %s | %s | %v, %v | %.1f | %v, %v | %.1f |\n", r.name, r.most, r.flag, h.measured,
 				percentile(h.quiet, 50).Round(time.Microsecond), percentile(h.beside, 50).Round(time.Microsecond), h.ratio(50),
 				percentile(h.quiet, 99).Round(time.Microsecond), percentile(h.beside, 99).Round(time.Microsecond), h.ratio(99))
-			if h.ratio(50) > mostSlower {
+			if !h.bearable() {
 				t.Errorf("the neighbour's requests take %.1f times as long, %v", h.ratio(50), percentile(h.beside, 50))
 			}
 		})
