@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +128,14 @@ func (w *tenancy) takeDialing() func() string {
 		clients.Go(func() {
 			for {
 				c, err := w.lab.Client.Dial("tcp", targets[i%len(targets)])
+				if errors.Is(err, syscall.ECONNRESET) { // it was accepted, and reset before this thread had a CPU
+					select {
+					case <-over:
+						return
+					default:
+						continue
+					}
+				}
 				if err != nil {
 					w.t.Errorf("connection %d of the tenant: %v", i, err)
 					return
