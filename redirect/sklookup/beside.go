@@ -53,7 +53,7 @@ func (b *beside) traits() redirect.Traits {
 func (b *beside) split(p *redirect.Plan) {
 	c := redirect.Diff(&b.plan, p)
 	if c.Rehomes(&b.plan, p) {
-		*b = beside{Beside: b.Beside}
+		b.plan, b.side, b.own = redirect.Plan{}, parts{}, parts{} // not Beside: others read it meanwhile
 		c = redirect.Diff(&b.plan, p)
 	}
 	b.plan = *p

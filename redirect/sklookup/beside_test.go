@@ -14,6 +14,23 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
+// quiet is another mode that never asks for Verify.
+type quiet struct{ Beside }
+
+func (quiet) Changed() <-chan struct{} { return nil }
+
+// While an address moves between the parts of a plan, others ask both modes. The race detector
+// judges.
+func TestOthersAskWhilePlansChange(t *testing.T) {
+	b := &beside{Beside: quiet{}}
+	r := &Redirector{beside: b}
+	asked := make(chan struct{})
+	go func() { defer close(asked); r.Changed() }()
+	b.split(&redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"))})
+	b.split(&redirect.Plan{NonLocal: redirect.SetOf(netip.MustParseAddr("10.96.0.1"))})
+	<-asked
+}
+
 // Rule A3.13: what a client on another host had open to an address that is not
 // ours goes on past us when a Service takes its port. (Netfilter looks for a
 // packet's socket and asks the program, which must not know the port.)
