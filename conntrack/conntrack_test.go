@@ -57,8 +57,8 @@ func closeTable(t *testing.T, table *Table) {
 }
 
 func TestRecordSize(t *testing.T) {
-	if got := unsafe.Sizeof(Record{}); got > 352 {
-		t.Errorf("a Record takes %d bytes in each connection, want at most 352", got)
+	if got := unsafe.Sizeof(Record{}); got > 336 {
+		t.Errorf("a Record takes %d bytes in each connection, want at most 336", got)
 	}
 	t.Logf("Record: %d bytes, Counters: %d bytes", unsafe.Sizeof(Record{}), unsafe.Sizeof(Counters{}))
 }

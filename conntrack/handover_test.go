@@ -66,7 +66,7 @@ func TestRecordsMove(t *testing.T) {
 	for _, c := range []*Record{&before, &after} { // what the two processes know in their own way
 		c.ID, c.Start, c.attemptStart, c.Counters, c.self, c.Failed = 0, 0, 0, nil, nil, nil
 	}
-	before.lookedAt, after.lookedAt = 0, 0
+	before.looked, after.looked = nil, nil
 	if !reflect.DeepEqual(before, after) {
 		t.Errorf("before %+v\nafter  %+v", before, after)
 	}

@@ -353,7 +353,7 @@ func (l *lister) copy(r *Record) {
 		l.copies[len(l.copies)-1].Failed = l.failed[from : from+n : from+n]
 	}
 	if l.now != 0 {
-		r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt = r.BytesFromClient, r.BytesFromEndpoint, l.now
+		r.looked = &looked{r.BytesFromClient, r.BytesFromEndpoint, l.now} // the copy keeps the last one
 	}
 }
 

@@ -20,12 +20,6 @@ type Parked struct {
 	looked     *looked // nil if nobody has looked
 }
 
-// looked is what Looked says of a parked connection.
-type looked struct {
-	fromClient, fromEndpoint uint64
-	at                       int64
-}
-
 // Park takes the record of an open TCP connection out of the table, and p in: it stands for
 // the connection from then on, until Unpark. It returns false if that does not work now: a
 // record with failed attempts stays, and all do while somebody walks over the table.
@@ -33,9 +27,8 @@ func (s *Shard) Park(r *Record, p *Parked, k Keeper) bool {
 	if s.walks > 0 || r.state != recordOpen || r.Failed != nil {
 		return false
 	}
-	*p = Parked{keeper: k, id: r.ID, wall: r.Wall, announced: r.attemptStart, counted: [2]uint64{r.countedFromClient, r.countedFromEndpoint}}
-	if r.lookedAt != 0 {
-		p.looked = &looked{r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt}
+	*p = Parked{
+		keeper: k, id: r.ID, wall: r.Wall, announced: r.attemptStart, counted: [2]uint64{r.countedFromClient, r.countedFromEndpoint}, looked: r.looked,
 	}
 	r.unlink()
 	p.insertBefore(&s.parked)
@@ -58,10 +51,7 @@ func (s *Shard) Unpark(p *Parked, r *Record) {
 func (p *Parked) describe(s *Shard, r *Record) {
 	*r = Record{
 		ID: p.id, Wall: p.wall, Owner: p.keeper, shard: s, state: recordOpen, attemptStart: p.announced,
-		countedFromClient: p.counted[0], countedFromEndpoint: p.counted[1],
-	}
-	if l := p.looked; l != nil {
-		r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt = l.fromClient, l.fromEndpoint, l.at
+		countedFromClient: p.counted[0], countedFromEndpoint: p.counted[1], looked: p.looked,
 	}
 	p.keeper.Describe(r)
 	r.self = s.table.selfAt(r.Client.Addr())
@@ -76,13 +66,7 @@ func (p *Parked) with(s *Shard, f func(*Record)) {
 	if f != nil {
 		f(r)
 	}
-	p.announced, p.counted = r.attemptStart, [2]uint64{r.countedFromClient, r.countedFromEndpoint}
-	if r.lookedAt != 0 {
-		if p.looked == nil {
-			p.looked = new(looked)
-		}
-		*p.looked = looked{r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt}
-	}
+	p.announced, p.counted, p.looked = r.attemptStart, [2]uint64{r.countedFromClient, r.countedFromEndpoint}, r.looked
 	*r = Record{}
 }
 

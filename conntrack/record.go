@@ -75,9 +75,7 @@ type Record struct {
 	// in Counters. Subtraction survives wrap-around.
 	countedDatagrams [2]uint32
 
-	// looked are the bytes at the last Look, which was at lookedAt, monotonic ns.
-	lookedFromClient, lookedFromEndpoint uint64
-	lookedAt                             int64
+	looked *looked // nil if nobody has looked
 
 	load       *balancer.Load // of the endpoint, while the connection counts there
 	shard      *Shard         // nil before Open and in copies
@@ -326,10 +324,19 @@ func scramble(z uint64) uint64 {
 	return z ^ z>>31
 }
 
+// looked is what Looked returns. Copies of the record share it, so it does not change.
+type looked struct {
+	fromClient, fromEndpoint uint64
+	at                       int64
+}
+
 // Looked returns the bytes from client and endpoint at the last Look, and when that
 // was in monotonic ns; 0 if there was none.
 func (r *Record) Looked() (fromClient, fromEndpoint uint64, at int64) {
-	return r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt
+	if r.looked == nil {
+		return 0, 0, 0
+	}
+	return r.looked.fromClient, r.looked.fromEndpoint, r.looked.at
 }
 
 // copyFor returns a copy that may leave the loop. Failed is shared.

@@ -205,7 +205,7 @@ func (l *listener) HandleEvents(uint8, poll.Events) {
 func (l *listener) limitTTL(c *session, ttl int) {
 	switch {
 	case ttl != 0:
-		c.ttl = min(c.ttl, redirect.TTLAfter(ttl))
+		c.ttl = min(c.ttl, uint8(redirect.TTLAfter(ttl)))
 	case c.socket.ttl == 0 || l.ttl:
 	case sys.ReceiveTTL(l.fd, c.record.VIP.Addr().Is6()) == 0:
 		l.ttl = true

@@ -31,7 +31,7 @@ type movedSession struct {
 	Phase  class           `json:"phase"`            // session.class
 	Class  uint8           `json:"class,omitempty"`  // session.outClass
 	Doubt  bool            `json:"doubt,omitempty"`  // session.doubted
-	TTL    int             `json:"ttl"`              // session.ttl
+	TTL    uint8           `json:"ttl"`              // session.ttl
 	Copies [][]byte        `json:"copies,omitempty"` // session.unacked
 }
 

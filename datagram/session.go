@@ -33,7 +33,7 @@ type session struct {
 	doubted     bool          // an ICMP message said that the endpoint is closed, after it had answered
 	batch       uint8         // replies to receive at once
 	round       uint32        // worker.round of the last reply
-	ttl         int           // TTL towards an endpoint whose address may be a Service's
+	ttl         uint8         // TTL towards an endpoint whose address may be a Service's
 	slot        uint16        // of the listening socket that the client's datagrams come to
 	stays       bool          // no other process takes it over
 	away        bool          // it is on its way to another process

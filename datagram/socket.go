@@ -61,8 +61,8 @@ func (c *session) setHeader() {
 	if u.class != c.outClass && sys.SetClass(int(u.fd), u.family == service.IPv6, c.outClass) == 0 {
 		u.class = c.outClass
 	}
-	if int(u.ttl) > c.ttl && sys.SetTTL(int(u.fd), u.family == service.IPv6, c.ttl) == 0 {
-		u.ttl = uint8(c.ttl)
+	if u.ttl > c.ttl && sys.SetTTL(int(u.fd), u.family == service.IPv6, int(c.ttl)) == 0 {
+		u.ttl = c.ttl
 	}
 }
 
