@@ -25,6 +25,9 @@ export CGO_ENABLED := 0
 # The race detector's programs do not wait for a second at their end.
 QUICK_EXIT := GORACE=atexit_sleep_ms=50
 RACE := $(INSTRUMENTED) $(QUICK_EXIT)
+# How long the tests of .ci/run may take: a machine can be five times slower than another. What a test
+# waits for has a bound of its own.
+PATIENCE := 75m
 # Root can create network namespaces, so no test may skip itself.
 REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
@@ -56,12 +59,12 @@ test: test-packages test-e2e ## Run every test with the race detector (the end-t
 
 .PHONY: test-packages
 test-packages: deps
-	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -timeout 30m $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
+	$(REQUIRE_ROOT) $(RACE) go test -race -vet=off -timeout $(PATIENCE) $(TESTFLAGS) $(LONG) $$(go list ./... | grep -v /test/e2e)
 	go test -vet=off $(TESTFLAGS) -run "^($$(awk -F'[ (]' '/^func Test/ { test = $$2 } /race\.Fewer\(/ && test { print test }' $(FEWER) | sort -u | paste -sd'|'))$$|Model|Agrees" $$(dirname $(FEWER) | sort -u)
 
 .PHONY: test-e2e
 test-e2e: deps build
-	$(REQUIRE_ROOT) $(QUICK_EXIT) SLUICE_TEST_RACE=1 go test -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(QUICK_EXIT) SLUICE_TEST_RACE=1 go test -vet=off -count=1 -parallel 4 -timeout $(PATIENCE) $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 
@@ -89,13 +92,13 @@ RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntr
 
 .PHONY: test-flows
 test-flows: deps ## Run the end-to-end tests with --datapath=kernel
-	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout 30m -skip '$(RELAYED)' $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout $(PATIENCE) -skip '$(RELAYED)' $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-flows-quick
 # The other tests of TestPromise7_ set --datapath themselves: make test-e2e plays the same. What is
 # named relay here has no flag of its own, so the kernel forwards in each mode.
 test-flows-quick: deps build ## As test-flows, the most important ones
-	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) \
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -vet=off -count=1 -parallel 4 -timeout $(PATIENCE) $(TESTFLAGS) \
 	-run 'TestMatrix|TestPromise[12356]_|TestPromise7_GoodContent|TestPromise7_TakeOverRefuses/relay|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited|TestPortThatAnother' ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
 
@@ -132,7 +135,7 @@ test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control 
 	@test/cluster/install-deps.sh
 	cd test/helm && go build -o $(CURDIR)/.cache/render ./render
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CLUSTER) SLUICE_RENDER=$(CURDIR)/.cache/render SLUICE_CLUSTER_GOGC=400 \
-	go test -vet=off -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
+	go test -vet=off -tags cluster -count=1 -timeout $(PATIENCE) -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test -count=1 $(TESTFLAGS) ./...
 
 .PHONY: test-programs
@@ -146,14 +149,14 @@ test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitt
 test-programs-quick: deps build ## As test-programs in a minute: no pause exceeds two seconds
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
-	go test -vet=off -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
+	go test -vet=off -tags programs -count=1 -timeout $(PATIENCE) -parallel 8 $(TESTFLAGS) ./test/programs
 	cd test/pools && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-web
 test-web: deps build ## Look at the page with Debian's chromium; pictures are left in .cache/web
 	@test/web/install-deps.sh
 	@mkdir -p .cache/web
-	cd test/web && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -timeout 5m -artifacts -outputdir $(CURDIR)/.cache/web $(TESTFLAGS) .
+	cd test/web && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -timeout $(PATIENCE) -artifacts -outputdir $(CURDIR)/.cache/web $(TESTFLAGS) .
 
 SERVICES ?= 5000
 ENDPOINTS ?= 10

@@ -74,9 +74,6 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 	const (
 		flows    = 4096
 		requests = 100 // of the neighbour's clients, in each phase
-		// The flood's clients use the same CPUs, and those of other tests. On a quiet
-		// machine p99 should be at most 1.5 times; what is lost for a second is 1,000.
-		allowed50, allowed99 = 10, 100
 	)
 	for _, network := range []string{"tcp", "udp"} {
 		t.Run(network, func(t *testing.T) {
@@ -103,7 +100,7 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 				return percentile(times, 50), percentile(times, 99)
 			}
 			phase()
-			var ratios [2][]float64
+			var quiet, beside [2][]time.Duration // medians, and 99th percentiles
 			memory, most, sent := p.memory(), 0.0, 0
 			for range 5 {
 				q50, q99 := phase()
@@ -114,8 +111,8 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 				most = max(most, m["sluice_flows"])
 				close(stop)
 				sent += <-done
-				ratios[0] = append(ratios[0], float64(f50)/float64(q50))
-				ratios[1] = append(ratios[1], float64(f99)/float64(q99))
+				quiet[0], quiet[1] = append(quiet[0], q50), append(quiet[1], q99)
+				beside[0], beside[1] = append(beside[0], f50), append(beside[1], f99)
 				t.Logf("quiet: p50 %v, p99 %v; flooded: p50 %v, p99 %v; %v flows", q50, q99, f50, f99, m["sluice_flows"])
 			}
 			stop, done := make(chan struct{}), make(chan int)
@@ -130,14 +127,17 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 			close(stop)
 			sent += <-done
 			most = max(most, m["sluice_flows"])
-			for i := range ratios {
-				slices.Sort(ratios[i])
-			}
 			grown := p.memory() - memory
-			t.Logf("%d first packets; medians: p50 %.2f times, p99 %.2f times; at most %v flows; %v packets passed to the relay; memory grew by %d KiB",
-				sent, ratios[0][2], ratios[1][2], most, m["sluice_flows_passed_total"], grown>>10)
-			if ratios[0][2] > allowed50 || ratios[1][2] > allowed99 {
-				t.Errorf("the neighbour is slowed %.1f and %.1f times, allowed are %d and %d", ratios[0][2], ratios[1][2], allowed50, allowed99)
+			t.Logf("%d first packets; at most %v flows; %v packets passed to the relay; memory grew by %d KiB",
+				sent, most, m["sluice_flows_passed_total"], grown>>10)
+			for i, most := range []time.Duration{mostWait, mostTail} { // on a quiet machine p99 is 1.5 times
+				slices.Sort(quiet[i])
+				slices.Sort(beside[i])
+				q, b := percentile(quiet[i], 50), percentile(beside[i], 50)
+				t.Logf("medians of the phases' %s: %v, flooded %v", []string{"p50", "p99"}[i], q, b)
+				if !bearable(q, b, most, []int{10, 100}[i]) {
+					t.Errorf("the neighbour's %s is %v in the floods and %v between them", []string{"p50", "p99"}[i], b, q)
+				}
 			}
 			if most > flows-flows/8+11*requests { // the phases above, and the first one
 				t.Errorf("%v flows were open", most)

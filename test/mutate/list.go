@@ -595,8 +595,8 @@ var promises = []mutation{
 	},
 	// Promise 8: one service does not slow another.
 	{
-		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",
-		file: "stream/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(25 * time.Millisecond)\n",
+		name: "accept-sleeps", what: "each connection holds its event loop for 100 ms",
+		file: "stream/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(100 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfOneServiceSlowsNoOther",
 	},
 	{
@@ -605,8 +605,8 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsSlowsNoOther",
 	},
 	{
-		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 3 ms",
-		file: "stream/conn.go", old: "c.record.AttemptFailed(reason, poll.Nanotime())\n", new: "c.record.AttemptFailed(reason, poll.Nanotime())\n\ttime.Sleep(3 * time.Millisecond)\n",
+		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 40 ms",
+		file: "stream/conn.go", old: "c.record.AttemptFailed(reason, poll.Nanotime())\n", new: "c.record.AttemptFailed(reason, poll.Nanotime())\n\ttime.Sleep(40 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
 	},
 	{

@@ -84,9 +84,9 @@ func guest(t *testing.T, c vm.Config) (int, string) {
 	need(t)
 	var out bytes.Buffer
 	c.Init, c.Output = programs.init, &out
-	patience := 15 * time.Minute
+	patience := time.Hour
 	if os.Getenv("SLUICE_TEST_FULL") != "" {
-		patience = 45 * time.Minute
+		patience = 2 * time.Hour
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
