@@ -70,7 +70,7 @@ func flood(h *netns.Host, to netip.AddrPort, n int) error {
 // than between the floods.
 func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	const bound = 512 // sessions
-	datagrams, phases := 20000, 5
+	datagrams, phases := 10000, 5
 	if full() {
 		datagrams, phases = 1000000, 9
 	}
@@ -89,10 +89,10 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 		return lab.Client.Connect(t, "udp", to.String())
 	}
 	flooded := netip.MustParseAddrPort("10.96.0.10:1000")
-	conn := dial(netip.MustParseAddrPort("10.96.0.11:1000"))
-	var behind []net.Conn // enough that each event loop has one
+	var behind, neighbours []net.Conn // enough that each event loop has one of both
 	for range 8 {
 		behind = append(behind, dial(flooded))
+		neighbours = append(neighbours, dial(netip.MustParseAddrPort("10.96.0.11:1000")))
 	}
 
 	memory := p.memory()
@@ -100,14 +100,14 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	var quiet, beside, quietTail, besideTail []time.Duration
 	for range phases {
 		requests := 0
-		times := requestTimes(t, conn, func() bool { requests++; return requests > 500 })
-		quiet, quietTail = append(quiet, percentile(times, 50)), append(quietTail, percentile(times, 99))
+		times := requestTimes(t, neighbours, func() bool { requests++; return requests > 500 })
+		quiet, quietTail = append(quiet, percentile(times, 90)), append(quietTail, percentile(times, 99))
 
 		flooding := make(chan error, 1)
 		go func() { flooding <- flood(lab.Client, flooded, datagrams/phases) }()
-		times = requestTimes(t, conn, func() bool { return len(flooding) > 0 })
+		times = requestTimes(t, neighbours, func() bool { return len(flooding) > 0 })
 		must.OK(t, <-flooding)
-		beside, besideTail = append(beside, percentile(times, 50)), append(besideTail, percentile(times, 99))
+		beside, besideTail = append(beside, percentile(times, 90)), append(besideTail, percentile(times, 99))
 		// An answer shows that the proxy has received everything that was sent
 		// before.
 		for _, last := range behind {
@@ -125,7 +125,7 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 		name          string
 		quiet, beside []time.Duration
 		most          time.Duration
-	}{{"p50", quiet, beside, mostWait}, {"p99", quietTail, besideTail, mostTail}} {
+	}{{"p90", quiet, beside, 50 * time.Millisecond}, {"p99", quietTail, besideTail, mostTail}} {
 		slices.Sort(c.quiet)
 		slices.Sort(c.beside)
 		q, b := percentile(c.quiet, 50), percentile(c.beside, 50)
@@ -148,15 +148,15 @@ func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	p.stop()
 }
 
-// requestTimes sends requests one after the other until enough is true, and
+// requestTimes sends requests by turns, one after the other, until enough is true, and
 // expects each to be answered without a repetition. It returns their durations,
 // sorted.
-func requestTimes(t *testing.T, conn net.Conn, enough func() bool) (took []time.Duration) {
+func requestTimes(t *testing.T, conns []net.Conn, enough func() bool) (took []time.Duration) {
 	t.Helper()
 	for i := 0; i == 0 || !enough(); i++ {
 		text := strconv.Itoa(i)
 		began := time.Now()
-		said, err := exchange(conn, text, startTimeout)
+		said, err := exchange(conns[i%len(conns)], text, startTimeout)
 		must.OKf(t, err, "request %d", i)
 		if len(said) < len(text) || said[len(said)-len(text):] != text {
 			t.Fatalf("request %d was answered by %q", i, said)

@@ -595,13 +595,13 @@ var promises = []mutation{
 	},
 	// Promise 8: one service does not slow another.
 	{
-		name: "accept-sleeps", what: "each connection holds its event loop for 100 ms",
-		file: "stream/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(100 * time.Millisecond)\n",
+		name: "accept-sleeps", what: "each connection holds its event loop for 60 ms",
+		file: "stream/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(60 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfOneServiceSlowsNoOther",
 	},
 	{
-		name: "session-sleeps", what: "the first datagram of each UDP session holds its event loop for a millisecond",
-		file: "datagram/unacked.go", old: "\tk := s.unacked\n\tused := 0\n", new: "\ttime.Sleep(time.Millisecond)\n\tk := s.unacked\n\tused := 0\n",
+		name: "session-sleeps", what: "the first datagrams of each UDP session hold its event loop for 25 ms each",
+		file: "datagram/unacked.go", old: "\tk := s.unacked\n\tused := 0\n", new: "\ttime.Sleep(25 * time.Millisecond)\n\tk := s.unacked\n\tused := 0\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsSlowsNoOther",
 	},
 	{
