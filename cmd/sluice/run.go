@@ -223,7 +223,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.node.Stream.MaxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
 	f.IntVar(&o.node.Stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections-per-namespace)")
 	f.IntVar(&o.node.Stream.MaxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.node.Stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
+	f.IntVar(&o.node.Stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
 	f.IntVar(&o.node.Balancer.MaxPins, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port")
 	f.IntVar(&o.node.Datagram.MaxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new one evicts another (default: 1/32 of the limit of open files, at most 65536)")
 	f.IntVar(&o.node.Datagram.MaxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
