@@ -111,7 +111,7 @@ func TestPromise8_FloodOfOneServiceSlowsNoOther(t *testing.T) {
 	past := addresses(8080, lab.Backends[1].IPv4.String(), lab.Backends[1].IPv6.String())
 
 	// A connection through the proxy has two handshakes: it takes about 2 to 6 times as long.
-	isBearable(t, 25, func() (quiet, beside time.Duration) {
+	checkBearable(t, 25, func() (quiet, beside time.Duration) {
 		flood := floodTCP(lab.Client, addresses(80, vip4)[0], 12, 2)
 		quiet, beside = alternate(t, lab.Client, past, through, func(asked int) bool { return asked == connections })
 		flood.end()

@@ -8,33 +8,31 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// What a neighbour's requests may take beside a flood however short they are without it. A proxy
-// that is busy waits for a CPU beside other programs, one that is idle does not, so on a busy
-// machine a multiple alone says little. A median of seconds and a packet that is sent again, after
-// a second, are faults of the proxy.
+// Bounds of a neighbour's requests beside a flood. Shorter ones pass, whatever multiple they are of
+// those without the flood: on a busy machine, a busy proxy waits for a CPU and an idle one does not.
 const (
 	mostWait = 250 * time.Millisecond // the median
-	mostTail = time.Second            // the 99th percentile
+	mostTail = time.Second            // the 99th percentile: a lost packet is sent again after it
 )
 
-// bearable reports whether a neighbour's requests beside a flood take no more than most, or not
-// much more often than times as long as without it.
+// bearable reports whether a neighbour's requests beside a flood take at most so long, or at most so
+// many times as long as those that it does not meet: between floods, or past the proxy.
 func bearable(quiet, beside, most time.Duration, times int) bool {
 	return beside <= most || beside <= time.Duration(times)*quiet
 }
 
-// isBearable measures the medians of a neighbour's requests. It measures again, twice at most, if
-// they are not bearable: what another program of the machine takes for a while does not come again.
-func isBearable(t *testing.T, times int, measure func() (quiet, beside time.Duration)) {
+// checkBearable measures the medians of both, and fails the test if they are not bearable three times:
+// another program may take the CPUs for a while.
+func checkBearable(t *testing.T, times int, measure func() (quiet, beside time.Duration)) {
 	t.Helper()
 	for left := 2; ; left-- {
 		quiet, beside := measure()
-		t.Logf("medians: without the flood %v, beside it %v, %.1f times", quiet, beside, float64(beside)/float64(quiet))
+		t.Logf("medians: beside the flood %v, else %v, %.1f times", beside, quiet, float64(beside)/float64(quiet))
 		if bearable(quiet, beside, mostWait, times) {
 			return
 		}
 		if left == 0 {
-			t.Errorf("beside the flood a neighbour's requests take %v and %v without it, more than %d times as long", beside, quiet, times)
+			t.Errorf("beside the flood a neighbour's requests take %v and else %v, more than %d times as long", beside, quiet, times)
 			return
 		}
 	}

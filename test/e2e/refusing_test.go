@@ -107,7 +107,7 @@ func refusing(t *testing.T, lab *netns.Lab, n int) webService {
 // Service with a thousand endpoints that all refuse (a wrong targetPort). It compares
 // connections to another Service with direct connections to the same server,
 // alternating, so that both meet the same load of the machine. They take 2 times as
-// long, and a second if each refused attempt holds its event loop for 40 ms.
+// long, and two seconds if each refused attempt holds its event loop for 40 ms.
 func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 	const endpoints = 1000
 	flood, each := 200, 10*time.Millisecond
@@ -122,7 +122,7 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 	past := addresses(8080, lab.Backends[1].IPv4.String())[0]
 
 	floods, began := 0, time.Now()
-	isBearable(t, 10, func() (quiet, beside time.Duration) {
+	checkBearable(t, 10, func() (quiet, beside time.Duration) {
 		floods++
 		over := make(chan bool, 1)
 		go func() {
