@@ -15,7 +15,7 @@ type stats struct {
 // Stats is what a Server has counted.
 type Stats struct {
 	Open      int64             // connections now
-	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint: for its answer, for room at it (queued), or for one to come (held)."`
+	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint, also queued and held ones."`
 	Held      int64             `metric:"sluice_connections_held" help:"Connections that wait for their Service to have an endpoint (sluice.dev/hold)."`
 	Queued    int64             `metric:"sluice_connections_queued" help:"Connections that wait at a limit of their Service (sluice.dev/queue-timeout)."`
 	Listeners int64             `metric:"sluice_listeners" help:"Listening sockets of services."`
