@@ -39,6 +39,8 @@ type peer struct {
 	buffer []byte
 	rest   []byte // parts of a message that is not complete
 	shut   bool   // this side has shut down
+
+	patience time.Duration // how long it waits for a message, and for room to send one
 }
 
 // note is a message with its information.
@@ -49,7 +51,7 @@ type note struct {
 
 const largest = 1 << 20
 
-func newPeer(fd int) *peer { return &peer{fd: fd, buffer: make([]byte, largest)} }
+func newPeer(fd int) *peer { return &peer{fd: fd, buffer: make([]byte, largest), patience: patience} }
 
 // options are those of test peers: many streams and large buffers.
 func options() sys.SCTPOptions {
@@ -98,7 +100,7 @@ func (p *peer) poll(events int16, d time.Duration) bool {
 }
 
 func (p *peer) send(n note) error {
-	for until := time.Now().Add(patience); ; {
+	for until := time.Now().Add(p.patience); ; {
 		switch e := p.box.Send(p.fd, n.text, n.MessageInfo); {
 		case e == 0:
 			return nil
@@ -115,7 +117,7 @@ func (p *peer) send(n note) error {
 var errShutDown = errors.New("shut down")
 
 // receive returns the next whole message, io.EOF after the peer's shutdown, or an error.
-func (p *peer) receive() (note, error) { return p.receiveIn(patience) }
+func (p *peer) receive() (note, error) { return p.receiveIn(p.patience) }
 
 func (p *peer) receiveIn(d time.Duration) (note, error) {
 	for until := time.Now().Add(d); ; {
@@ -168,7 +170,11 @@ func (p *peer) settled() error {
 	})
 }
 
-// server listens and hands each association to a function, on a goroutine of its own.
+// forever is longer than a guest runs.
+const forever = 24 * time.Hour
+
+// server listens and hands each association to a function, on a goroutine of its own. A server
+// does not end an association because its client is slow: that would change the record.
 type server struct {
 	fd   int
 	addr netip.AddrPort
@@ -196,7 +202,9 @@ func serve(t testing.TB, in *netns.Namespace, at string, o sys.SCTPOptions, hand
 		for {
 			fd, _, e := sys.Accept(s.fd)
 			if e == 0 {
-				go handle(newPeer(fd))
+				p := newPeer(fd)
+				p.patience = forever
+				go handle(p)
 				continue
 			}
 			select {
