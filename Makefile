@@ -17,9 +17,9 @@ FUZZTIME ?= 5s
 FUZZRELAY ?= 1m
 BENCHTIME ?= 1x
 TESTFLAGS ?=
-# All builds use the flags of bin/sluice, so that they share the build cache. Only
-# the race detector, which compiles everything again anyway, uses these:
-INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
+# All builds use the flags of bin/sluice, so that they share the build cache: those with the race
+# detector, which needs cgo, share theirs with the end-to-end tests' binary.
+INSTRUMENTED := CGO_ENABLED=1
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
 # The race detector's programs do not wait for a second at their end.
