@@ -41,7 +41,8 @@ func TestRecordsMove(t *testing.T) {
 	r.FirstByte = 4 * second
 	r.StreamsFromClient, r.StreamsToClient = 5, 9
 	r.Progress(100, 200)
-	before := r.copyFor(Ended, 0)
+	var before, after Record
+	r.copyTo(&before, Ended, 0)
 
 	text, err := json.Marshal(r.Moved(20 * second))
 	must.OK(t, err)
@@ -56,7 +57,7 @@ func TestRecordsMove(t *testing.T) {
 	if arrived.Endpoint != known || arrived.Counters.loads.Of(known.Addr).Open() != 1 {
 		t.Errorf("it is at %+v, and counts %d times", arrived.Endpoint, arrived.Counters.loads.Of(known.Addr).Open())
 	}
-	after := arrived.copyFor(Ended, 0)
+	arrived.copyTo(&after, Ended, 0)
 	if after.Start != 3*second-15*second || after.attemptStart-after.Start != before.attemptStart-before.Start || after.Via() != before.Via() {
 		t.Errorf("it began at %d, was announced at %d, by %s", after.Start, after.attemptStart, after.Via())
 	}

@@ -342,10 +342,12 @@ func (l *lister) copyOne(id uint64) (more bool) {
 // copy appends a copy of a record and of its failed attempts.
 func (l *lister) copy(r *Record) {
 	r.refresh()
-	l.copies = append(l.copies, r.copyFor(Listed, poll.Nanotime()))
+	l.copies = append(l.copies, Record{})
+	c := &l.copies[len(l.copies)-1]
+	r.copyTo(c, Listed, poll.Nanotime())
 	if n := len(l.transports); n < cap(l.transports) {
 		l.transports = l.transports[:n+1]
-		l.copies[len(l.copies)-1].inspect(r.Owner, &l.transports[n])
+		c.inspect(r.Owner, &l.transports[n])
 	}
 	if n := len(r.Failed); n > 0 {
 		from := len(l.failed)
@@ -401,7 +403,8 @@ func (l *lister) matches(r *Record, match func(*Record) bool) bool {
 		r.Duration = max(poll.Nanotime()-r.Start, 0)
 		return match(r)
 	}
-	c := r.copyFor(Listed, poll.Nanotime())
+	var c Record
+	r.copyTo(&c, Listed, poll.Nanotime())
 	c.inspect(r.Owner, &l.transports[:1][0])
 	return match(&c)
 }

@@ -16,22 +16,32 @@ const (
 	nativeCount = 32 * perDoubling
 )
 
-// nativeBounds are where the buckets of a doubling end, as the fractions of math.Frexp.
-var nativeBounds = func() (bounds [perDoubling]float64) {
+// nativeBounds are where the buckets of a doubling end, as the bits of a float64's fraction.
+var nativeBounds = func() (bounds [perDoubling]uint64) {
 	for i := range bounds {
-		bounds[i] = math.Exp2(float64(i)/perDoubling) / 2
+		bounds[i] = math.Float64bits(math.Exp2(float64(i)/perDoubling)) & fractionMask
 	}
 	return bounds
 }()
 
+// A float64 of at least 2^-1022 is 2^(e-exponentBias) * (1 + f/2^fractionBits).
+const (
+	fractionBits = 52
+	fractionMask = 1<<fractionBits - 1
+	exponentBias = 1023
+)
+
 // nativeBucket returns the bucket of a duration in ns, counted from nativeMin.
 func nativeBucket(ns int64) int {
-	fraction, exponent := math.Frexp(float64(max(ns, 1)) / 1e9)
-	i := 0
+	seconds := math.Float64bits(float64(max(ns, 1)) / 1e9)
+	fraction, i := seconds&fractionMask, 0
+	if fraction > nativeBounds[perDoubling/2-1] {
+		i = perDoubling / 2
+	}
 	for i < perDoubling && fraction > nativeBounds[i] {
 		i++
 	}
-	return min(max((exponent-1)*perDoubling+i-nativeMin, 0), nativeCount-1)
+	return min(max((int(seconds>>fractionBits)-exponentBias)*perDoubling+i-nativeMin, 0), nativeCount-1)
 }
 
 // native counts durations by native bucket. It takes memory for those doublings that have any: 80

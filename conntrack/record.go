@@ -339,15 +339,14 @@ func (r *Record) Looked() (fromClient, fromEndpoint uint64, at int64) {
 	return r.looked.fromClient, r.looked.fromEndpoint, r.looked.at
 }
 
-// copyFor returns a copy that may leave the loop. Failed is shared.
-func (r *Record) copyFor(e Event, now int64) Record {
-	c := *r
+// copyTo makes c a copy that may leave the loop. Failed is shared.
+func (r *Record) copyTo(c *Record, e Event, now int64) {
+	*c = *r
 	c.Owner, c.load, c.shard, c.prev, c.next = nil, nil, nil, nil, nil
 	c.Event = e
 	if e != Ended {
 		c.Duration = max(now-r.Start, 0)
 	}
-	return c
 }
 
 // Progress sets the number of bytes forwarded so far, so that listings and counters

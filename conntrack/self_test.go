@@ -23,7 +23,8 @@ func TestRecordsNameTheNodeAsClient(t *testing.T) {
 		r := Record{Client: netip.MustParseAddrPort(client)}
 		s.Open(&r)
 		check.Equalf(t, r.ClientNode(), want, "%s", client)
-		listed := r.copyFor(Listed, 0)
+		var listed Record
+		r.copyTo(&listed, Listed, 0)
 		check.Equalf(t, listed.ClientNode(), want, "%s, listed", client)
 		var parked Parked
 		if !s.Park(&r, &parked, describer{r.Client}) {

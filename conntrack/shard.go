@@ -93,7 +93,7 @@ func (s *Shard) Close(r *Record) {
 		s.failures.addBroken(r)
 	}
 	if s.table.wants(r) {
-		s.push(r.copyFor(Ended, 0), transport)
+		s.push(r, Ended, 0, transport)
 	}
 }
 
@@ -101,17 +101,12 @@ func (s *Shard) Close(r *Record) {
 func (s *Shard) tell(r *Record, e Event, now int64) {
 	if s.table.wants(r) {
 		r.refresh()
-		c := r.copyFor(e, now)
-		c.Failed = slices.Clone(r.Failed) // AttemptFailed may replace the last one
-		s.push(c, s.ask(r))
+		s.push(r, e, now, s.ask(r))
 	}
 }
 
-// push adds a copy to the batch, with what the transport said, if that is known.
-func (s *Shard) push(c Record, t *Transport) {
-	if t != nil {
-		c.SetTransport(t)
-	}
+// push adds a copy of a record to the batch, with what the transport said, if that is known.
+func (s *Shard) push(r *Record, e Event, now int64, t *Transport) {
 	if s.batch == nil {
 		if s.batch, s.spare = s.spare, nil; s.batch == nil {
 			s.batch = s.table.newBatch()
@@ -120,8 +115,17 @@ func (s *Shard) push(c Record, t *Transport) {
 			s.wake()
 		}
 	}
-	s.batch.records = append(s.batch.records, c)
-	if len(s.batch.records) == batchSize {
+	n := len(s.batch.records)
+	s.batch.records = s.batch.records[:n+1]
+	c := &s.batch.records[n]
+	r.copyTo(c, e, now)
+	if e != Ended {
+		c.Failed = slices.Clone(r.Failed) // AttemptFailed may replace the last one
+	}
+	if t != nil {
+		c.SetTransport(t)
+	}
+	if n+1 == batchSize {
 		s.Flush()
 	}
 }

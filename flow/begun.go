@@ -77,7 +77,7 @@ func (w *worker) discover(index uint32) *flow {
 	}
 	r.BeginAttempt(found, r.Start)
 	if b := f.service.balancer; b != nil {
-		r.Affinity = b.Kept(f.client(), endpoint, poll.Nanotime())
+		r.Affinity = b.Kept(f.client(), endpoint, w.loop.Now())
 	}
 	if f.isUDP() {
 		if b := f.service.balancer; b != nil && serves && r.Affinity != balancer.AffinityNone {

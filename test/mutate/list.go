@@ -391,12 +391,12 @@ var promises = []mutation{
 	// Promise 5: each connection leaves exactly one record.
 	{
 		name: "record-missing", what: "connections that the stop cuts leave no record",
-		file: "conntrack/shard.go", old: "if s.table.wants(r) {\n\t\ts.push(r.copyFor(Ended, 0), transport)", new: "if s.table.wants(r) && r.End != Shutdown {\n\t\ts.push(r.copyFor(Ended, 0), transport)",
+		file: "conntrack/shard.go", old: "if s.table.wants(r) {\n\t\ts.push(r, Ended, 0, transport)", new: "if s.table.wants(r) && r.End != Shutdown {\n\t\ts.push(r, Ended, 0, transport)",
 		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
 	},
 	{
 		name: "record-twice", what: "a connection that has no endpoint yet leaves two records",
-		file: "conntrack/shard.go", old: "\ts.push(r.copyFor(Ended, 0), transport)", new: "\tif !r.Connected {\n\t\t\ts.push(r.copyFor(Ended, 0), transport)\n\t\t}\n\t\ts.push(r.copyFor(Ended, 0), transport)",
+		file: "conntrack/shard.go", old: "\ts.push(r, Ended, 0, transport)", new: "\tif !r.Connected {\n\t\t\ts.push(r, Ended, 0, transport)\n\t\t}\n\t\ts.push(r, Ended, 0, transport)",
 		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
 	},
 
