@@ -255,7 +255,11 @@ func (s *Server) load() (err error) {
 func (s *Server) attach() (err error) {
 	o := &s.options
 	at := attach.Options{
-		Ethernet: attach.Programs(s.kernel.Ethernet), Bare: attach.Programs(s.kernel.Bare),
+		Ethernet: attach.Programs(s.kernel.Ethernet),
+		Bare: func() (attach.Programs, error) {
+			programs, err := s.kernel.Bare()
+			return attach.Programs(programs), err
+		},
 		Namespace: o.Namespace, Logger: o.Logger, Filters: o.filters, Repair: o.repair,
 	}
 	node := openNodeClients(s.kernel, o)

@@ -38,7 +38,7 @@ type shortcuts struct {
 func openShortcuts(k *bpf.Kernel, namespace int, table string, leave func(end func()), node *nodeClients, log zerolog.Logger) (*shortcuts, error) {
 	w, err := bypass.Open(bypass.Options{
 		Namespace: namespace, Table: table, Logger: log,
-		Programs: []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress},
+		Programs: []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress},
 		IsOwn:    attach.IsOwnFilter,
 	})
 	if err != nil {

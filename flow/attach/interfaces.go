@@ -46,8 +46,9 @@ const CheckInterval = 250 * time.Millisecond
 
 // Options say what is attached where.
 type Options struct {
-	Ethernet, Bare Programs // for interfaces with a link header of Ethernet, and without any
-	Loopback       Programs // for lo; nil: none
+	Ethernet Programs                 // for interfaces with a link header of Ethernet
+	Bare     func() (Programs, error) // for those without any; it is called when there is one
+	Loopback Programs                 // for lo; nil: none
 	// Pin returns where the link at one side ("ingress", "egress") of an interface is pinned.
 	// It is nil if links end with the process.
 	Pin func(side string, index int) (path string)
@@ -194,15 +195,15 @@ func (i *Interfaces) follow(changed func(index int) bool) error {
 	var errs []error
 	for _, l := range list {
 		a := l.Attrs()
-		programs := i.programsFor(a)
-		if programs == nil {
+		kind := i.kindOf(a)
+		if kind == unknown {
 			continue
 		}
 		there[a.Index] = true
 		if i.attachedTo(a.Index) {
 			continue
 		}
-		h, err := i.attach(programs, a.Index)
+		h, err := i.attach(kind, a.Index)
 		switch {
 		case errors.Is(err, syscall.ENODEV): // gone meanwhile
 		case err != nil:
@@ -220,30 +221,56 @@ func (i *Interfaces) follow(changed func(index int) bool) error {
 	if f := i.options.Follower; f != nil {
 		f.Follow(list, slices.DeleteFunc(slices.Clone(list), func(l netlink.Link) bool {
 			_, attached := i.links[l.Attrs().Index]
-			return !attached || i.programsFor(l.Attrs()) != &i.options.Ethernet
+			return !attached || i.kindOf(l.Attrs()) != ethernet
 		}), changed)
 	}
 	return errors.Join(errs...)
 }
 
-// programsFor returns the programs for an interface, or nil if there are none.
-func (i *Interfaces) programsFor(a *netlink.LinkAttrs) *Programs {
+// kind is a kind of interfaces.
+type kind uint8
+
+const (
+	unknown kind = iota // without programs
+	loopback
+	ethernet
+	bare
+)
+
+// kindOf returns the kind of an interface.
+func (i *Interfaces) kindOf(a *netlink.LinkAttrs) kind {
 	if a.Flags&net.FlagLoopback != 0 {
 		if i.options.Loopback.Egress == nil {
-			return nil
+			return unknown
 		}
-		return &i.options.Loopback
+		return loopback
 	}
 	switch a.EncapType {
 	case "ether":
-		return &i.options.Ethernet
+		return ethernet
 	case "none", "ipip", "tunnel6", "sit", "rawip", "ppp":
-		return &i.options.Bare
+		return bare
 	}
-	return nil
+	return unknown
 }
 
-func (i *Interfaces) attach(p *Programs, index int) (h hooks, err error) {
+// programsFor returns the programs for a kind of interfaces.
+func (i *Interfaces) programsFor(k kind) (Programs, error) {
+	switch k {
+	case loopback:
+		return i.options.Loopback, nil
+	case bare:
+		return i.options.Bare()
+	default:
+		return i.options.Ethernet, nil
+	}
+}
+
+func (i *Interfaces) attach(k kind, index int) (h hooks, err error) {
+	p, err := i.programsFor(k)
+	if err != nil {
+		return h, err
+	}
 	err = sys.InNetNS(i.options.Namespace, func() (err error) {
 		// Packets must not go one way if they cannot come back.
 		if h.egress, err = i.at(p.Egress, egressSide, index); err == nil && p.Ingress != nil {

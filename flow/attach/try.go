@@ -34,7 +34,7 @@ func Try() error {
 	var i Interfaces
 	for _, each := range list {
 		a := each.Attrs()
-		if i.programsFor(a) == nil {
+		if i.kindOf(a) == unknown {
 			continue
 		}
 		for _, s := range []side{ingressSide, egressSide} {

@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -34,8 +33,7 @@ const (
 )
 
 // Kernel is what is loaded into the kernel: the maps, in memory where userspace changes
-// them at any time, and the programs, once for interfaces with a link header of Ethernet
-// and once for those without any.
+// them at any time, and the programs.
 type Kernel struct {
 	Maps     KernelMaps
 	Flows    []KernelFlow // by their index
@@ -45,7 +43,11 @@ type Kernel struct {
 	Control  *KernelControl
 	controls []KernelControl
 
-	Ethernet, Bare KernelPrograms
+	Ethernet KernelPrograms // for interfaces with a link header of Ethernet
+
+	pins    *Pins
+	loading sync.Mutex
+	bare    KernelPrograms // guarded by loading
 }
 
 // Open loads maps for so many flows, and the programs. Maps that are pinned are
@@ -54,15 +56,11 @@ func Open(flows int, p *Pins) (k *Kernel, err error) {
 	if flows < 1 || flows > MostFlows {
 		return nil, fmt.Errorf("%d flows: not between 1 and %d", flows, MostFlows)
 	}
-	spec, err := LoadKernel()
+	spec, err := specFor(flows)
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps[KernelMapFlows].MaxEntries = uint32(flows + 1)
-	spec.Maps[KernelMapBuckets].MaxEntries = uint32(ringFor(flows)) // a flow has four tuples at most
-	spec.Maps[KernelMapPowers].Contents = powers()
-	spec.Maps[KernelMapSpares].MaxEntries = uint32(ringFor(flows))
-	k = &Kernel{}
+	k = &Kernel{pins: p}
 	defer func() {
 		if err != nil {
 			k.Close()
@@ -92,23 +90,50 @@ func Open(flows int, p *Pins) (k *Kernel, err error) {
 		k.Control.Seed = rand.Uint64()
 	}
 	k.Index.flows, k.Index.seed, k.Spares.control = k.Flows, k.Control.Seed, k.Control
-	if _, err := os.Stat(kernelBTF); err != nil {
-		makeStatic(spec)
-	}
-	// Verification takes most of a start. The kernel does it on several CPUs at once.
-	var bare error
-	var loading sync.WaitGroup
-	without := spec.Copy()
-	loading.Go(func() { bare = k.openPrograms(p, without, 0, &k.Bare) })
-	err = k.openPrograms(p, spec, ethernetHeader, &k.Ethernet)
-	loading.Wait()
-	if err = cmp.Or(err, bare); err != nil {
+	if err = k.openPrograms(spec, ethernetHeader, &k.Ethernet); err != nil {
 		return k, err
 	}
 	if p != nil {
 		_ = p.removeOtherBuilds() // what stays does no harm
 	}
 	return k, nil
+}
+
+// specFor returns the maps for so many flows, and the programs.
+func specFor(flows int) (*ebpf.CollectionSpec, error) {
+	spec, err := LoadKernel()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[KernelMapFlows].MaxEntries = uint32(flows + 1)
+	spec.Maps[KernelMapBuckets].MaxEntries = uint32(ringFor(flows)) // a flow has four tuples at most
+	spec.Maps[KernelMapPowers].Contents = powers()
+	spec.Maps[KernelMapSpares].MaxEntries = uint32(ringFor(flows))
+	if _, err := os.Stat(kernelBTF); err != nil {
+		makeStatic(spec)
+	}
+	return spec, nil
+}
+
+// Bare returns the programs for interfaces without a link header, such as tunnels. The first call
+// loads them, which takes some 0.2 s of a CPU, most of it for the kernel's verification: many nodes
+// have no such interface. It is safe for concurrent use, until Close.
+func (k *Kernel) Bare() (KernelPrograms, error) {
+	k.loading.Lock()
+	defer k.loading.Unlock()
+	if k.bare.Ingress != nil {
+		return k.bare, nil
+	}
+	spec, err := specFor(len(k.Flows) - 1)
+	if err != nil {
+		return KernelPrograms{}, err
+	}
+	if err := k.openPrograms(spec, 0, &k.bare); err != nil {
+		_ = k.bare.Close()
+		k.bare = KernelPrograms{}
+		return k.bare, err
+	}
+	return k.bare, nil
 }
 
 // openMaps makes the maps, or takes those that are pinned.
@@ -157,7 +182,7 @@ func (k *Kernel) Close() {
 	sys.UnmapArray(k.Spares.ring)
 	sys.UnmapArray(k.controls)
 	_ = k.Ethernet.Close()
-	_ = k.Bare.Close()
+	_ = k.bare.Close()
 	_ = k.Maps.Close()
 }
 

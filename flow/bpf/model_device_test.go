@@ -181,9 +181,9 @@ func TestModelOfDevices(t *testing.T) {
 		for _, ingress := range []bool{true, false} {
 			t.Run(fmt.Sprintf("header=%d/ingress=%v", header, ingress), func(t *testing.T) {
 				x := newTested(t, seed)
-				programs := &x.Ethernet
+				programs := x.Ethernet
 				if header == 0 {
-					programs = &x.Bare
+					programs = must.Get(x.Bare())(t)
 				}
 				program := programs.Egress
 				if ingress {

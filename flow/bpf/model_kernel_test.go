@@ -220,10 +220,10 @@ func skBuff(ifindex, priority uint32, segments, size int, forwarded bool) []byte
 
 // run has the kernel handle a packet.
 func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byte, error) {
-	programs := &x.Ethernet
+	programs := x.Ethernet
 	o := &ebpf.RunOptions{Data: slices.Clone(s.frame), DataOut: make([]byte, len(s.frame)), Flags: x.complete}
 	if s.link == 0 {
-		programs, o.Flags = &x.Bare, 0 // it would begin in the middle of the packet
+		programs, o.Flags = must.Get(x.Bare())(t), 0 // it would begin in the middle of the packet
 	}
 	segments, size := 0, 0
 	if s.gso {

@@ -20,7 +20,8 @@ func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
 	k := must.Get(Open(1000, p))(t)
 	defer k.Close()
 	k.Control.Netns = p.Netns
-	for i, program := range []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress} {
+	bare := must.Get(k.Bare())(t)
+	for i, program := range []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, bare.Ingress, bare.Egress} {
 		info := must.Get(program.Info())(t)
 		ids[i], _ = info.ID()
 	}
@@ -85,6 +86,23 @@ func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
 			t.Errorf("program %d was taken over without its maps", third[i])
 		}
 	}
+}
+
+// The programs for interfaces without a link header are loaded when they are asked for, and pinned for
+// the next process.
+func TestProgramsForTunnelsAreLoadedLater(t *testing.T) {
+	p := must.Get(OpenPins(netns.MountBPF(t), "test", 0, 1000))(t)
+	t.Cleanup(p.Remove)
+	k := must.Get(Open(1000, p))(t)
+	defer k.Close()
+	pin := p.programPath(0, "egress")
+	if _, err := os.Stat(pin); !os.IsNotExist(err) {
+		t.Errorf("nobody has asked for it: %v", err)
+	}
+	first := must.Get(k.Bare())(t)
+	must.OK(t, must.Err(os.Stat(pin)))
+	again := must.Get(k.Bare())(t)
+	check.Equalf(t, again, first, "programs")
 }
 
 // BenchmarkStart measures what maps and programs cost at a start: the first one, and one after a

@@ -25,7 +25,8 @@ const (
 // openPrograms takes the programs for interfaces with a link header of some length from the
 // pins, if the same build has left them, so that the kernel need not verify them again. Otherwise
 // it loads and pins them.
-func (k *Kernel) openPrograms(p *Pins, spec *ebpf.CollectionSpec, linkHeader uint32, to *KernelPrograms) error {
+func (k *Kernel) openPrograms(spec *ebpf.CollectionSpec, linkHeader uint32, to *KernelPrograms) error {
+	p := k.pins
 	if p == nil {
 		return k.loadPrograms(spec, linkHeader, to)
 	}
