@@ -137,4 +137,14 @@ var layouts = []mutation{
 		file: "flow/bpf/programs.go", old: "if to.Ingress != nil && to.Egress != nil && !p.HasOthers() {", new: "if false {",
 		pkg: "flow/bpf", test: "TestProgramsOfTheSameBuildAreTakenOver",
 	},
+	{
+		name: "flow-tunnel-bare", what: "an interface without a link header that comes later has no programs",
+		file: "flow/attach/interfaces.go", old: "\t\treturn bare\n", new: "\t\treturn unknown\n",
+		pkg: "flow/attach", test: "TestTunnelGetsItsPrograms",
+	},
+	{
+		name: "flow-tunnels-first", what: "each start loads the programs for tunnels",
+		file: "flow/bpf/kernel.go", old: "\treturn k, nil\n}\n\n// specFor", new: "\t_, err = k.Bare()\n\treturn k, err\n}\n\n// specFor",
+		pkg: "flow/bpf", test: "TestProgramsForTunnelsAreLoadedLater",
+	},
 }
