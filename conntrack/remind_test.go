@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/check"
 	"github.com/sluice-proxy/sluice/test/must"
 )
 
@@ -78,5 +79,30 @@ func TestSinkWantsOpens(t *testing.T) {
 		if want := map[bool]int{false: 1, true: 2}[wants]; len(sink.records) != want {
 			t.Errorf("the sink has %d records, want %d", len(sink.records), want)
 		}
+	}
+}
+
+// A record of an open connection keeps its failed attempts: a UDP session may have another one, which
+// takes the place of the last of a full list.
+func TestOpenedKeepsItsFailedAttempts(t *testing.T) {
+	sink := &collector{}
+	table := NewTable(Options{Sink: sink, Opens: true})
+	s, r := table.Shard(0), &Record{}
+	s.Open(r)
+	fail := func(reason DialError) {
+		r.BeginAttempt(nil, 0)
+		r.AttemptFailed(reason, 0)
+	}
+	for range maxFailedListed {
+		fail(DialTimeout)
+	}
+	r.Announce(0)
+	fail(DialRefused)
+	s.Close(r)
+	s.Flush()
+	closeTable(t, table)
+	check.Equalf(t, len(sink.records), 2, "records")
+	for i, want := range []DialError{DialTimeout, DialRefused} {
+		check.Equalf(t, sink.records[i].Failed[maxFailedListed-1].Error, want, "the last failed attempt in a record of %s", sink.records[i].Event)
 	}
 }
