@@ -67,7 +67,7 @@ func Open(flows int, p *Pins) (k *Kernel, err error) {
 			k = nil
 		}
 	}()
-	if err = k.openMaps(spec, p); err != nil {
+	if err = k.openMaps(spec); err != nil {
 		return k, fmt.Errorf("BPF maps: %w", err)
 	}
 	if k.Flows, err = sys.MapArray[KernelFlow](k.Maps.Flows.FD(), flows+1); err != nil {
@@ -137,7 +137,8 @@ func (k *Kernel) Bare() (KernelPrograms, error) {
 }
 
 // openMaps makes the maps, or takes those that are pinned.
-func (k *Kernel) openMaps(spec *ebpf.CollectionSpec, p *Pins) error {
+func (k *Kernel) openMaps(spec *ebpf.CollectionSpec) error {
+	p := k.pins
 	if p == nil {
 		return spec.LoadAndAssign(&k.Maps, nil)
 	}
