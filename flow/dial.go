@@ -239,7 +239,7 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	if len(h.data) == 0 {
 		// BPF announced the flow before, but the notice with the packet may not have been read
 		// yet.
-		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
+		w.loop.Schedule(&f.timer, now+int64(2*noticeInterval), f)
 		return
 	}
 	f.retry()

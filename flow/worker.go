@@ -22,15 +22,11 @@ import (
 const (
 	// upcallShare is how many events are handled before other work of the loop.
 	upcallShare = 128
-	// noticeInterval is how often notices are read while there are flows.
-	noticeInterval = 10 * time.Millisecond
-	// busyInterval is the same while notices come. With more at once, this thread keeps others
-	// from a CPU for longer: on two CPUs, connections of one request are 2.7 % slower at 10 ms.
-	busyInterval = 5 * time.Millisecond
-	// quietInterval is the same while there are no flows.
-	quietInterval = 50 * time.Millisecond
-	// beatInterval is how often userspace reports to BPF that it is alive. The report holds
-	// for two seconds (DEAD_AFTER).
+	// noticeInterval is how often notices are read while they come. With more at once, this thread keeps
+	// others from a CPU for longer: on two CPUs, connections of one request are 2.7 % slower at 10 ms.
+	noticeInterval = 5 * time.Millisecond
+	// beatInterval is how often userspace reports to BPF that it is alive, and looks at its flows while no
+	// notices come. The report holds for two seconds (DEAD_AFTER).
 	beatInterval = 250 * time.Millisecond
 	// tableAge is how long the table decides without a process: longer than an update takes. After
 	// that, the Services may have changed, and another service proxy may serve them.
@@ -67,7 +63,7 @@ type worker struct {
 	record           ringbuf.Record  // the event that is read
 	event            bpf.KernelEvent // the same, decoded
 	beat, tick       poll.Timer
-	asked            poll.Registration // of upcalls
+	asked, noticed   poll.Registration // of both rings
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
 
@@ -153,14 +149,17 @@ func zeroOfClock() (zero int64) {
 // start begins to handle upcalls, on the loop.
 func (w *worker) start() error {
 	var err error
-	if w.asked, err = w.loop.Add(w.kernel.Maps.Upcalls.FD(), 0, poll.Readable, w); err != nil {
+	if w.asked, err = w.loop.Add(w.kernel.Maps.Upcalls.FD(), upcallTag, poll.Readable, w); err != nil {
+		return err
+	}
+	if w.noticed, err = w.loop.Add(w.kernel.Maps.Notices.FD(), noticeTag, poll.Readable|poll.Edge, w); err != nil {
 		return err
 	}
 	w.loop.AtTick(w.endRound)
-	(*beater)(w).HandleTimer(nil)
 	w.began = w.loop.Now()
 	w.takeRefused() // those that the process before did not report
 	w.HandleTimer(nil)
+	(*beater)(w).HandleTimer(nil)
 	return nil
 }
 
@@ -189,35 +188,58 @@ func (w *worker) kernelTime(t int64) uint64 { return uint64(t + w.clock) }
 // beater is the worker as the handler of its heartbeat.
 type beater worker
 
-// HandleTimer reports to BPF that userspace is alive.
+// HandleTimer reports to BPF that userspace is alive. While the worker sleeps, it looks at the flows.
 func (b *beater) HandleTimer(*poll.Timer) {
 	now := sys.Monotonic()
 	atomic.StoreUint64(&b.kernel.Control.DecidesUntil, uint64(now+int64(tableAge)))
 	atomic.StoreUint64(&b.kernel.Control.Beat, uint64(now+int64(b.waits.dead)))
 	b.loop.Schedule(&b.beat, b.loop.Now()+int64(beatInterval), b)
+	if !b.tick.Scheduled() {
+		(*worker)(b).HandleTimer(nil)
+	}
 }
 
-// HandleTimer reads notices, for which BPF wakes no thread, and does the other periodic work.
+// HandleTimer reads notices and does the other periodic work. While notices come, BPF wakes nobody for
+// them; after a time without any, the worker sleeps until BPF wakes it.
 func (w *worker) HandleTimer(*poll.Timer) {
-	interval := noticeInterval
-	if w.readNotices() > 0 {
-		interval = busyInterval
-	} else if w.server.stats.open.Load() == 0 {
-		interval = quietInterval
-	}
+	n := w.readNotices()
 	w.discoverAll()
 	w.expire(w.loop.Now())
 	w.unchallenge(w.loop.Now())
 	w.reclaim()
 	w.reportRefused(w.loop.Now())
-	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
+	if n == 0 {
+		atomic.StoreUint32(&w.kernel.Control.Sleeps, 1)
+		if w.notices.AvailableBytes() == 0 { // else one came before BPF saw that
+			return
+		}
+	}
+	w.awake()
+}
+
+// awake makes the worker read notices soon.
+func (w *worker) awake() {
+	if !w.tick.Scheduled() {
+		w.loop.Schedule(&w.tick, w.loop.Now()+int64(noticeInterval), w)
+	}
 }
 
 // readNotices reads what has come since the last tick, and returns how many events.
 func (w *worker) readNotices() int { return w.read(w.notices, math.MaxInt, w.handle) }
 
-// HandleEvents handles upcalls. Notices come first: an upcall may depend on one.
-func (w *worker) HandleEvents(uint8, poll.Events) {
+// Tags of the rings.
+const (
+	upcallTag = iota
+	noticeTag
+)
+
+// HandleEvents handles upcalls, and awakes the worker for a notice. Notices come first: an upcall may depend on
+// one.
+func (w *worker) HandleEvents(ring uint8, _ poll.Events) {
+	if ring == noticeTag {
+		w.awake() // others may follow the first
+		return
+	}
 	w.readNotices()
 	w.read(w.upcalls, upcallShare, w.handle)
 }
@@ -606,6 +628,7 @@ const handOverPause = time.Millisecond
 // leave ends the worker, and leaves the flows to the next process.
 func (w *worker) leave() {
 	w.loop.Remove(w.asked) // what comes is the next process's
+	w.loop.Remove(w.noticed)
 	w.endRound()
 	for _, f := range w.flows {
 		if f != nil {

@@ -155,12 +155,12 @@ static __always_inline __u32 redirect(struct __sk_buff *skb, const struct packet
 		__sync_fetch_and_or(&f->state, ASKING); // a barrier too
 		if (enter(p, f, index, role))
 			continue;
-		if (tell(&notices, skb, f, index, EVENT_DIRECT, 0, BPF_RB_NO_WAKEUP))
+		if (tell(&notices, skb, f, index, EVENT_DIRECT, 0))
 			__sync_fetch_and_add(&c->untold, 1);
 		return index;
 	}
 	f->state = FREE;
-	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+	tell(&notices, skb, f, index, EVENT_UNUSED, 0);
 	return 0;
 }
 

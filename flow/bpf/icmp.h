@@ -274,11 +274,11 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 				return TCX_DROP; // userspace knows already
 			if (heard) {
 				count(COUNT_REFUSED);
-				tell(&upcalls, skb, f, index, EVENT_REFUSED, reason, 0);
+				tell(&upcalls, skb, f, index, EVENT_REFUSED, reason);
 				return TCX_DROP;
 			}
 		} else if (reason == REASON_PORT && heard && f->protocol == IPPROTO_UDP) {
-			tell(&upcalls, skb, f, index, EVENT_UNREACHABLE, reason, 0);
+			tell(&upcalls, skb, f, index, EVENT_UNREACHABLE, reason);
 			return TCX_DROP;
 		}
 	}

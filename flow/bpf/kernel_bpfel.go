@@ -53,7 +53,7 @@ type KernelControl struct {
 	NodeDevice      uint32
 	Hides           KernelHiding
 	WaysNumber      uint32
-	Zero            uint32
+	Sleeps          uint32
 	DecidesUntil    uint64
 }
 

@@ -263,7 +263,7 @@ struct control {
 	__u32 node_device; // the interface of those; 0: none
 	enum hiding hides;
 	__u32 ways_number; // changes with each change of ways
-	__u32 zero;
+	__u32 sleeps; // userspace reads no notices until one wakes it
 	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 

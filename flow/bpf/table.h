@@ -267,7 +267,7 @@ static __always_inline void begin_flow(struct __sk_buff *skb, const struct packe
 static __always_inline void unused(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	f->state = FREE;
-	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+	tell(&notices, skb, f, index, EVENT_UNUSED, 0);
 }
 
 #define HIDE_TRIES 32
@@ -305,8 +305,8 @@ static __always_inline void begun(struct __sk_buff *skb, struct packet *p, struc
 	__sync_fetch_and_add(&l->opened, 1);
 	if (f->protocol == IPPROTO_TCP)
 		__sync_fetch_and_add(&l->begun, 1);
-	if (is_single(skb, p) && skb->len <= LARGE ? hand_up(&notices, skb, index, f->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP)
-						   : tell(&notices, skb, f, index, EVENT_BEGUN, 0, BPF_RB_NO_WAKEUP))
+	if (is_single(skb, p) && skb->len <= LARGE ? hand_up(&notices, skb, index, f->service, f->generation, EVENT_BEGUN)
+						   : tell(&notices, skb, f, index, EVENT_BEGUN, 0))
 		__sync_fetch_and_add(&c->untold, 1);
 	count(COUNT_DECIDED);
 }

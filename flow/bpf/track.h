@@ -32,7 +32,7 @@ static __always_inline void notice(struct __sk_buff *skb, struct flow *f, __u32 
 {
 	__u32 seen = *(volatile __u32 *)&f->seen;
 	if (seen & KNOWN)
-		tell(&notices, skb, f, index, kind, kind == EVENT_CLOSED ? (enum reason)seen : 0, BPF_RB_NO_WAKEUP);
+		tell(&notices, skb, f, index, kind, kind == EVENT_CLOSED ? (enum reason)seen : 0);
 }
 
 // close_flow tells userspace once that a flow has ended.
@@ -153,7 +153,7 @@ GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 	if (__sync_fetch_and_or(&f->seen, CHALLENGED) & CHALLENGED)
 		return 1;
 	__sync_fetch_and_add(&l->asked, 1);
-	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0)) {
+	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0)) {
 		__sync_fetch_and_and(&f->seen, ~CHALLENGED);
 		__sync_fetch_and_add(&l->decided, 1);
 	}
@@ -298,7 +298,7 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 	struct control *c = control();
 	// Copies leave half of the ring to the notices of flows.
 	if (c && is_alive(c, bpf_ktime_get_ns()) && bpf_ringbuf_query(&notices, BPF_RB_AVAIL_DATA) < NOTICES / 2)
-		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
+		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED);
 }
 
 // adjust_reset gives such an RST the number that the endpoint expects, so that the endpoint ends the
@@ -334,7 +334,7 @@ GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
 GLOBAL enum verdict absorb_first(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
 {
 	if (p && f && (f->seen & FIRST_WANTED) && is_single(skb, p))
-		hand_up(&upcalls, skb, index, f->service, f->generation, EVENT_BEGUN, 0);
+		hand_up(&upcalls, skb, index, f->service, f->generation, EVENT_BEGUN);
 	return ABSORB;
 }
 
@@ -387,7 +387,7 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 // report_late hands up the SYN-ACK of an endpoint that was given up.
 static __always_inline void report_late(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
-	hand_up(&upcalls, skb, index, 0, f->generation, EVENT_LATE, 0);
+	hand_up(&upcalls, skb, index, 0, f->generation, EVENT_LATE);
 	count(COUNT_LATE);
 }
 
@@ -401,7 +401,7 @@ GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 
 	struct control *c = control();
 	if (!(f->options & OPTION_DIRECT) && c && is_alive(c, bpf_ktime_get_ns())) {
 		count(COUNT_REFUSED);
-		tell(&upcalls, skb, f, index, EVENT_REFUSED, REASON_RST, 0);
+		tell(&upcalls, skb, f, index, EVENT_REFUSED, REASON_RST);
 		return ABSORB;
 	}
 	mark_end(f, ENDPOINT_RST); // nobody could choose another endpoint
@@ -413,7 +413,7 @@ GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 
 static __always_inline enum verdict collide(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	count(COUNT_COLLISIONS);
-	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
+	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0);
 	return LEAVE;
 }
 

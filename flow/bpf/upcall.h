@@ -40,8 +40,25 @@ static __always_inline void describe(struct event *e, struct __sk_buff *skb, enu
 	e->attempt = e->zero = 0;
 }
 
+// wake_up returns how a notice is put into its ring: userspace sleeps until the first one, and reads those
+// that follow by a timer.
+GLOBAL int wake_up(void)
+{
+	struct control *c = control();
+	if (!c || !*(volatile __u32 *)&c->sleeps)
+		return BPF_RB_NO_WAKEUP;
+	c->sleeps = 0;
+	return BPF_RB_FORCE_WAKEUP;
+}
+
+// submit puts an event into its ring. An upcall always wakes userspace.
+static __always_inline void submit(void *ring, void *event)
+{
+	bpf_ringbuf_submit(event, ring == &notices ? wake_up() : 0);
+}
+
 // tell reports an event of a flow, without a packet. It returns -1 if the ring is full.
-static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind, enum reason reason, __u64 flags)
+static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind, enum reason reason)
 {
 	struct event *e = bpf_ringbuf_reserve(ring, sizeof(*e), 0);
 	if (!e) {
@@ -50,7 +67,7 @@ static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *
 	}
 	describe(e, skb, kind, index, kind == EVENT_CHALLENGE ? f->service : 0, f->generation, reason);
 	e->attempt = f->attempts;
-	bpf_ringbuf_submit(e, flags);
+	submit(ring, e);
 	return 0;
 }
 
@@ -66,7 +83,7 @@ static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *
 			__u64 last = length - 1;                                             \
 			asm volatile("" : "+r"(last));                                       \
 			if (last < (size) && !bpf_skb_load_bytes(skb, 0, e->packet, last + 1)) { \
-				bpf_ringbuf_submit(e, flags);                                \
+				submit(ring, e);                                             \
 				status = 0;                                                  \
 			} else {                                                             \
 				bpf_ringbuf_discard(e, 0);                                   \
@@ -78,7 +95,7 @@ static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *
 	})
 
 // hand_up reports an event with the packet.
-static __always_inline int hand_up(void *ring, struct __sk_buff *skb, __u32 index, __u32 service, __u32 generation, enum event_kind kind, __u64 flags)
+static __always_inline int hand_up(void *ring, struct __sk_buff *skb, __u32 index, __u32 service, __u32 generation, enum event_kind kind)
 {
 	__u32 length = skb->len;
 	if (length <= SMALL)
@@ -193,7 +210,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 se
 	}
 	// Count first: userspace may answer before this program ends.
 	__sync_fetch_and_add(&l->asked, 1);
-	if (hand_up(&upcalls, skb, before, service, 0, EVENT_ASK, 0)) {
+	if (hand_up(&upcalls, skb, before, service, 0, EVENT_ASK)) {
 		__sync_fetch_and_add(&l->decided, 1);
 		return -1;
 	}

@@ -218,4 +218,4 @@ var faults = []mutation{
 }
 
 // mutations are all of them.
-var mutations = slices.Concat(promises, faults, flows, layouts, tables, neighbours, names, views)
+var mutations = slices.Concat(promises, faults, flows, layouts, tables, neighbours, names, views, idle)

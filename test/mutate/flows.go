@@ -415,7 +415,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-notice-overtaken", what: "a flow that an endpoint refused is lost where its notice is still to be read",
-		file: "flow/dial.go", old: "		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)\n		return\n", new: "		f.lost(now)\n		return\n",
+		file: "flow/dial.go", old: "		w.loop.Schedule(&f.timer, now+int64(2*noticeInterval), f)\n		return\n", new: "		f.lost(now)\n		return\n",
 		pkg: "flow", test: "TestRefusalOvertakesNoNotice",
 	},
 	{

@@ -1,0 +1,15 @@
+package main
+
+// idle are mistakes in what the process does while nothing happens.
+var idle = []mutation{
+	{
+		name: "flow-sleeps-on", what: "a notice wakes no process that sleeps",
+		file: "flow/bpf/upcall.h", old: "return BPF_RB_FORCE_WAKEUP;", new: "return BPF_RB_NO_WAKEUP;",
+		pkg: "flow", test: "TestWorkerSleeps",
+	},
+	{
+		name: "flow-sleeps-never", what: "a process without events looks for notices a hundred times a second",
+		file: "flow/worker.go", old: "	if n == 0 {\n", new: "	if n < 0 {\n",
+		pkg: "flow", test: "TestWorkerSleeps",
+	},
+}
