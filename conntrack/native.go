@@ -44,42 +44,30 @@ func nativeBucket(ns int64) int {
 	return min(max((int(seconds>>fractionBits)-exponentBias)*perDoubling+i-nativeMin, 0), nativeCount-1)
 }
 
-// native counts durations by native bucket. It takes memory for those doublings that have any: 80
+// native counts durations by native bucket. It takes memory for those doublings that have any: 64
 // bytes each.
-type native struct{ first atomic.Pointer[doubling] }
+type native [nativeCount / perDoubling]atomic.Pointer[doubling]
 
-type doubling struct {
-	number  int // of its first bucket / perDoubling
-	next    *doubling
-	buckets [perDoubling]atomic.Uint64
-}
+type doubling [perDoubling]atomic.Uint64
 
 func (n *native) add(bucket int, count uint64) {
-	n.doubling(bucket / perDoubling).buckets[bucket%perDoubling].Add(count)
-}
-
-func (n *native) doubling(number int) *doubling {
-	for {
-		first := n.first.Load()
-		for d := first; d != nil; d = d.next {
-			if d.number == number {
-				return d
-			}
-		}
-		n.first.CompareAndSwap(first, &doubling{number: number, next: first})
+	at := &n[bucket/perDoubling]
+	d := at.Load()
+	if d == nil {
+		at.CompareAndSwap(nil, new(doubling))
+		d = at.Load()
 	}
+	d[bucket%perDoubling].Add(count)
 }
 
 func (n *native) read() *Native {
 	var counts [nativeCount]uint64
-	first := n.first.Load()
-	for d := first; d != nil; d = d.next {
-		for i := range d.buckets {
-			counts[d.number*perDoubling+i] = d.buckets[i].Load()
+	for number := range n {
+		if d := n[number].Load(); d != nil {
+			for i := range d {
+				counts[number*perDoubling+i] = d[i].Load()
+			}
 		}
-	}
-	if first == nil {
-		return nil
 	}
 	return newNative(&counts)
 }
