@@ -3,7 +3,6 @@ package redirect
 import (
 	"bytes"
 	"net"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -98,7 +97,7 @@ func (t *Tracking) lookForJudges() {
 // hasTracked reports whether the calling thread's namespace knows of a connection.
 // Whoever may not know has to take it that it does.
 func hasTracked() bool {
-	count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+	count, err := sys.ReadKernelFile("/proc/sys/net/netfilter/nf_conntrack_count")
 	return err != nil || !bytes.Equal(bytes.TrimSpace(count), []byte("0"))
 }
 

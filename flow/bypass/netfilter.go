@@ -57,19 +57,19 @@ func openNetfilterPrograms(namespace int) (*netfilterPrograms, error) {
 	return n, nil
 }
 
-// at names a program at one of some hooks.
-func (n *netfilterPrograms) at(hooks func(uint32) bool) (string, error) {
+// hooks returns the hooks of IP that have programs in the network namespace.
+func (n *netfilterPrograms) hooks() (hooks []uint32, err error) {
 	links, err := n.links()
 	if err != nil {
-		return "", fmt.Errorf("BPF programs of netfilter: %w", err)
+		return nil, fmt.Errorf("BPF programs of netfilter: %w", err)
 	}
 	for _, l := range links {
 		ip := l.Family == syscall.AF_INET || l.Family == syscall.AF_INET6
-		if l.NamespaceNumber == n.namespace && l.Dead == 0 && ip && hooks(l.Hook) {
-			return "a BPF program of netfilter", nil
+		if l.NamespaceNumber == n.namespace && l.Dead == 0 && ip {
+			hooks = append(hooks, l.Hook)
 		}
 	}
-	return "", nil
+	return hooks, nil
 }
 
 // links returns those of all network namespaces.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,6 +36,7 @@ type others struct {
 	chain      string          // of another program
 	rulesOf    string          // the same, when their rules were read
 	onNode     firewall.OnNode // what these do with the node's own packets
+	beside     *beside         // since the last inStack; nil: not read yet
 	queues     map[int]bool    // interfaces with a queueing discipline that packets wait in
 }
 
@@ -106,46 +106,63 @@ func (o *others) close() {
 // IPsec. It is empty if nothing does. Few kernels list the functions of other modules
 // (CONFIG_NETFILTER_NETLINK_HOOK).
 func (o *others) inStack() (what string, err error) {
+	o.beside = nil
 	if err = o.nftables(); o.chain != "" || err != nil {
 		return o.chain, err
 	}
 	return o.besideRules(isForwarding)
 }
 
-// besideRules names what looks at packets at some hooks beside nftables.
+// beside is what looks at packets beside nftables.
+type beside struct {
+	programs []uint32 // hooks of netfilter's BPF programs
+	other    string   // a table, IPVS or IPsec
+	err      error
+}
+
+// besideRules names what looks at packets at some hooks beside nftables. It reads that once after each
+// inStack.
 func (o *others) besideRules(hooks func(uint32) bool) (what string, err error) {
-	if o.unread != nil {
-		return "", o.unread
+	if o.beside == nil {
+		o.beside = o.readBeside()
 	}
-	if o.netfilter != nil {
-		if what, err = o.netfilter.at(hooks); what != "" || err != nil {
-			return what, err
-		}
+	if o.beside.err == nil && slices.ContainsFunc(o.beside.programs, hooks) {
+		return "a BPF program of netfilter", nil
 	}
-	err = sys.InNetNS(o.namespace, func() error {
-		for _, program := range []string{"ip", "ip6"} {
-			names, _ := os.ReadFile("/proc/thread-self/net/" + program + "_tables_names")
-			if tables := strings.Fields(string(names)); len(tables) > 0 {
-				what = fmt.Sprintf("the table %s of %stables-legacy", tables[0], program)
+	return o.beside.other, o.beside.err
+}
+
+func (o *others) readBeside() *beside {
+	b := &beside{err: o.unread}
+	if b.err == nil && o.netfilter != nil {
+		b.programs, b.err = o.netfilter.hooks()
+	}
+	if b.err == nil {
+		b.err = sys.InNetNS(o.namespace, func() error {
+			for _, program := range []string{"ip", "ip6"} {
+				names, _ := sys.ReadKernelFile("/proc/thread-self/net/" + program + "_tables_names")
+				if tables := strings.Fields(string(names)); len(tables) > 0 {
+					b.other = fmt.Sprintf("the table %s of %stables-legacy", tables[0], program)
+				}
 			}
-		}
-		const heading = 3 // lines
-		if services, _ := os.ReadFile("/proc/thread-self/net/ip_vs"); strings.Count(string(services), "\n") > heading {
-			what = "IPVS"
-		}
-		return nil
-	})
-	if what != "" || err != nil || o.xfrm == nil {
-		return what, err
+			const heading = 3 // lines
+			if services, _ := sys.ReadKernelFile("/proc/thread-self/net/ip_vs"); strings.Count(string(services), "\n") > heading {
+				b.other = "IPVS"
+			}
+			return nil
+		})
+	}
+	if b.other != "" || b.err != nil || o.xfrm == nil {
+		return b
 	}
 	policies, err := kernel.Uninterrupted(func() ([]netlink.XfrmPolicy, error) { return o.xfrm.XfrmPolicyList(netlink.FAMILY_ALL) })
 	if err != nil && !isMissing(err) {
-		return "", fmt.Errorf("policies of IPsec: %w", err)
+		b.err = fmt.Errorf("policies of IPsec: %w", err)
 	}
 	if len(policies) > 0 {
-		what = "an IPsec policy"
+		b.other = "an IPsec policy"
 	}
-	return what, nil
+	return b
 }
 
 // Numbers of linux/netfilter.h.
@@ -264,11 +281,11 @@ func (o *others) aroundNode() (what string, err error) {
 func (o *others) forwardsNot() (what string, err error) {
 	err = sys.InNetNS(o.namespace, func() error {
 		for _, family := range []string{"ipv4", "ipv6"} {
-			all, err := os.ReadFile("/proc/sys/net/" + family + "/conf/all/forwarding")
+			all, err := sys.ReadKernelFile("/proc/sys/net/" + family + "/conf/all/forwarding")
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // no IPv6
 			}
-			own, errOwn := os.ReadFile("/proc/sys/net/" + family + "/conf/lo/forwarding")
+			own, errOwn := sys.ReadKernelFile("/proc/sys/net/" + family + "/conf/lo/forwarding")
 			if err := cmp.Or(err, errOwn); err != nil {
 				return fmt.Errorf("forwarding of lo: %w", err)
 			}
@@ -369,7 +386,7 @@ func (o *others) checksSources(ifname string) (strict bool, err error) {
 	err = sys.InNetNS(o.namespace, func() error {
 		larger := ""
 		for _, name := range []string{"all", ifname} {
-			b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+			b, err := sys.ReadKernelFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
 			if err != nil {
 				return fmt.Errorf("reverse path filter: %w", err)
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,32 @@ func OpenRegular(name string) (*os.File, error) {
 		pe.Path = name
 	}
 	return f, err
+}
+
+// ReadKernelFile reads a file of procfs or sysfs. It suits periodic reading: os.ReadFile makes the Go runtime
+// watch such a file, which wakes another thread.
+func ReadKernelFile(name string) ([]byte, error) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	b := make([]byte, 0, 512)
+	for {
+		n, err := unix.Read(fd, b[len(b):cap(b)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: name, Err: err}
+		}
+		if n == 0 {
+			return b, nil
+		}
+		if b = b[:len(b)+n]; len(b) == cap(b) {
+			b = slices.Grow(b, len(b))
+		}
+	}
 }
 
 // Kind describes the mode of a file that is not regular.

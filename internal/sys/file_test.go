@@ -49,6 +49,16 @@ func TestOpenRegular(t *testing.T) {
 	check.ErrorIsf(t, err, fs.ErrNotExist, "a file that does not exist")
 }
 
+// A file of the kernel's is read whole, also a long one, and its errors name it.
+func TestReadKernelFile(t *testing.T) {
+	for _, name := range []string{"/proc/version", "/proc/kallsyms"} {
+		check.Equalf(t, string(must.Get(ReadKernelFile(name))(t)), string(must.Get(os.ReadFile(name))(t)), "%s", name)
+	}
+	check.Errorf(t, must.Err(ReadKernelFile("/proc/none")), "open /proc/none: no such file or directory", "a file that does not exist")
+	check.Errorf(t, must.Err(ReadKernelFile("/proc")), "read /proc: is a directory", "a directory")
+	check.ErrorIsf(t, must.Err(ReadKernelFile("/proc/none")), fs.ErrNotExist, "a file that does not exist")
+}
+
 // What is appended to a FIFO before somebody reads it is there for the reader.
 func TestOpenAppend(t *testing.T) {
 	dir := t.TempDir()

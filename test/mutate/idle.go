@@ -12,4 +12,9 @@ var idle = []mutation{
 		file: "flow/worker.go", old: "	if n == 0 {\n", new: "	if n < 0 {\n",
 		pkg: "flow", test: "TestWorkerSleeps",
 	},
+	{
+		name: "flow-beside-once", what: "packet filters beside nftables that come later are never seen",
+		file: "flow/bypass/others.go", old: "	o.beside = nil\n", new: "",
+		pkg: "flow/bypass", test: "TestOthersInTheStack",
+	},
 }

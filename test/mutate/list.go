@@ -418,7 +418,7 @@ var promises = []mutation{
 	},
 	{
 		name: "shortcut-past-netfilter", what: "forwarded packets go past a BPF program of the type netfilter",
-		file: "flow/bypass/netfilter.go", old: "ip && hooks(l.Hook)", new: "ip && false",
+		file: "flow/bypass/netfilter.go", old: "l.Dead == 0 && ip {", new: "l.Dead == 0 && ip && false {",
 		pkg: "flow", test: "TestShortcutsEndByANetfilterProgram",
 	},
 	{
