@@ -82,6 +82,7 @@ type Loop struct {
 	ticks  []func()
 	rests  []func()
 	noWait bool
+	quiet  bool // the last round waited, and had no events
 	buffer []sys.EpollEvent
 
 	handled uint64 // events passed to handlers
@@ -196,8 +197,8 @@ func (l *Loop) Run() error {
 const shortWait = 5
 
 // collect fills the buffer. It first waits up to shortWait without telling the Go
-// scheduler. If the loop is still idle and no timer is near, it waits in a system call
-// that the scheduler knows of.
+// scheduler, except after a round in which only distant timers were due. If the loop is still idle
+// and no timer is near, it waits in a system call that the scheduler knows of.
 //
 // If a goroutine enters a system call in each round, it costs a busy loop a quarter
 // of its time: after 10 ms, the scheduler takes the goroutine's P away at each
@@ -206,31 +207,32 @@ const shortWait = 5
 // a second. In exchange, other goroutines need a P of their own: see Procs. The loop of
 // kernel flows has a timer every 10 ms: with a longer wait in each, the scheduler's monitor
 // woke a thousand times a second.
-func (l *Loop) collect() (int, error) {
-	again, first := l.noWait, true
+func (l *Loop) collect() (n int, err error) {
+	again := l.noWait
 	l.noWait = false
-	for {
-		wait := 0
-		if !again && first {
-			wait = l.shortTimeout()
-		} else if !again {
-			wait = l.timeout()
+	for first := true; ; first = false {
+		var e sys.Errno
+		switch {
+		case again:
+			n, e = l.poll(0)
+		case !first || l.timerNear():
+			n, e = l.poll(l.timeout())
+		case !l.quiet: // reads no clock
+			n, e = l.poll(shortWait)
 		}
-		first = false
-		n, e := l.poll(wait)
 		if e == 0 && n == 0 && !again {
 			for _, rest := range l.rests {
 				rest()
 			}
-			if l.timerNear() {
-				return 0, nil
+			if !l.timerNear() {
+				l.waits.Add(1)
+				l.age = clockRounds
+				n, e = sys.EpollWait(l.epfd, l.buffer, l.timeout())
 			}
-			l.waits.Add(1)
-			l.age = clockRounds
-			n, e = sys.EpollWait(l.epfd, l.buffer, l.timeout())
 		}
 		switch e {
 		case 0:
+			l.quiet = n == 0 && !again
 			return n, nil
 		case sys.EINTR: // a signal of the Go runtime
 		default:
@@ -280,14 +282,6 @@ const farTimer = int64(clockRounds * shortWait * time.Millisecond)
 func (l *Loop) timerNear() bool {
 	at, ok := l.wheel.next()
 	return ok && at-l.now <= farTimer
-}
-
-// shortTimeout is timeout for the short wait. It reads no clock while no timer is near.
-func (l *Loop) shortTimeout() int {
-	if l.timerNear() {
-		return l.timeout()
-	}
-	return shortWait
 }
 
 func (l *Loop) dispatch(slot, gen uint32, ev Events) {

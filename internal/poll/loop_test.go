@@ -336,6 +336,31 @@ func TestRounds(t *testing.T) {
 	})
 }
 
+// TestQuietRoundWaitsOnce: while only distant timers are due, a loop wakes for nothing else.
+func TestQuietRoundWaitsOnce(t *testing.T) {
+	l := runLoop(t)
+	const rounds, interval = 10, 5 * farTimer
+	var timer Timer
+	done := make(chan uint64)
+	left, before := rounds, uint64(0)
+	var again timerFunc
+	again = func(*Timer) {
+		switch left--; left {
+		case rounds - 1:
+			before = l.Waits()
+		case 0:
+			done <- l.Waits() - before
+			return
+		}
+		l.Schedule(&timer, l.Now()+interval, again)
+	}
+	on(t, l, func() { again(nil) })
+	// Signals of the Go runtime may add some.
+	if waits := wait(t, done); waits > rounds+rounds/2 {
+		t.Errorf("%d waits for %d timers", waits, rounds-1)
+	}
+}
+
 // TestInterrupted: a signal to the loop's thread does not end it.
 func TestInterrupted(t *testing.T) {
 	l := runLoop(t)

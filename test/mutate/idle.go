@@ -17,4 +17,9 @@ var idle = []mutation{
 		file: "flow/bypass/others.go", old: "	o.beside = nil\n", new: "",
 		pkg: "flow/bypass", test: "TestOthersInTheStack",
 	},
+	{
+		name: "poll-short-waits", what: "an idle loop waits twice for each timer",
+		file: "internal/poll/loop.go", old: "l.quiet = n == 0 && !again", new: "l.quiet = false",
+		pkg: "internal/poll", test: "TestQuietRoundWaitsOnce",
+	},
 }
