@@ -223,6 +223,8 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 			e.drop = append(e.drop, on(listForeign, destination(d)))
 		}
 	}
+	// What comes first goes last: without its destination, a port of a cluster IP refuses.
+	slices.Reverse(e.drop)
 	return e
 }
 

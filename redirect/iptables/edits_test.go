@@ -19,7 +19,8 @@ import (
 )
 
 // The edits from one plan to the next lead from the lists of the one to those of
-// the other, and keep count of them.
+// the other, and keep count of them. A destination is dropped after its cluster IP,
+// whose other ports refuse.
 func TestEditsLeadFromPlanToPlan(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var from redirect.Plan
@@ -39,10 +40,15 @@ func TestEditsLeadFromPlanToPlan(t *testing.T) {
 			}
 			have[x] = true
 		}
+		gone := map[netip.Addr]bool{}
 		for _, x := range e.drop {
 			if !have[x] {
 				t.Fatalf("plan %d: %+v is dropped, and was not there", i, x)
 			}
+			if x.list == listCluster && gone[x.element.prefix.Addr()] {
+				t.Fatalf("plan %d: %+v is dropped after a destination", i, x)
+			}
+			gone[x.element.prefix.Addr()] = gone[x.element.prefix.Addr()] || x.element.port != 0 && x.list != listForeign
 			delete(have, x)
 		}
 		if want := listed(&to); !reflect.DeepEqual(have, want) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -181,6 +182,46 @@ func TestProgramSaysWhatThePlanSays(t *testing.T) {
 		}
 		if n := len(r.tables.slots.used) + len(r.tables.slots.free) + int(firstSlot); r.tables.slots.next != 0 && n != int(r.tables.slots.next) {
 			t.Fatalf("plan %d: %d slots are used or free, %d were given out", i, n, r.tables.slots.next)
+		}
+	}
+}
+
+// TestChangeGivesNoThirdAnswer: a destination that goes with its cluster IP is served, then silent, and never
+// refused in between.
+func TestChangeGivesNoThirdAnswer(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	front := steering.NewFront(t, lab.Node, "a")
+	r := newRedirector(t, lab.Node)
+	defer r.Close()
+	d := service.Destination{Addr: netip.MustParseAddr("fd01::1"), Port: 80, Protocol: service.TCP}
+	without := steering.Plan()
+	without.Local = redirect.LocalOf(netip.MustParsePrefix("fd01::/64"))
+	with := without
+	with.ClusterIPs = with.ClusterIPs.With(d.Addr, struct{}{})
+	with.Steer = with.Steer.With(d, front.Target(d))
+	must.OK(t, r.Apply(with))
+	program := r.tables.program
+	done := make(chan error, 1)
+	go func() {
+		for range 200 {
+			if err := errors.Join(r.Apply(without), r.Apply(with)); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for answers := 0; ; answers++ {
+		if got := ask(t, program, d); !strings.HasPrefix(got, "socket ") {
+			t.Errorf("answer %d: %s", answers, got)
+			must.OK(t, <-done)
+			return
+		}
+		select {
+		case err := <-done:
+			must.OK(t, err)
+			return
+		default:
 		}
 	}
 }

@@ -89,15 +89,11 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 }
 
 // remove takes out what is gone from one plan to the next, which was added
-// before.
+// before. A destination outlives its range: else it would be a cluster IP's other
+// port for a moment, which refuses.
 func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
-	for d := range c.Touched {
-		if _, is := t.verdict(p, d); !is {
-			note(t.deleteDestination(d))
-		}
-	}
 	for _, a := range c.ClusterIPs.Drop {
 		if p.Local.Has(single(a)) {
 			note(t.setRange(single(a), silentRange(a)))
@@ -108,6 +104,11 @@ func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	for _, l := range c.Local.Drop {
 		if !isCluster(p, l) {
 			note(t.deleteRange(l))
+		}
+	}
+	for d := range c.Touched {
+		if _, is := t.verdict(p, d); !is {
+			note(t.deleteDestination(d))
 		}
 	}
 	for _, s := range c.Steer {

@@ -227,4 +227,15 @@ var neighbours = []mutation{
 		file: "flow/tracked.go", old: "		chain, err = firewall.Translation(s.options.Namespace, s.options.Name)\n", new: "",
 		pkg: "flow", test: "TestRulesThatTranslateKeepOpenConnections",
 	},
+	{
+		name: "changes-refuse-lookup", what: "a Service that goes refuses clients for a moment in which it is neither served nor silent",
+		file: "redirect/sklookup/tables.go", old: "	for _, a := range c.ClusterIPs.Drop {\n",
+		new: "	for d := range c.Touched {\n		if _, is := t.verdict(p, d); !is {\n			note(t.deleteDestination(d))\n		}\n	}\n	for _, a := range c.ClusterIPs.Drop {\n",
+		pkg: "redirect/sklookup", test: "TestChangeGivesNoThirdAnswer",
+	},
+	{
+		name: "changes-refuse-ipset", what: "the same, with iptables and ipset",
+		file: "redirect/iptables/contents.go", old: "slices.Reverse(e.drop)", new: "slices.Reverse(e.drop[:0])",
+		pkg: "redirect/iptables", test: "TestEditsLeadFromPlanToPlan",
+	},
 }

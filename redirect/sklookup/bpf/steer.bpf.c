@@ -137,12 +137,12 @@ static __always_inline void count(struct bpf_sk_lookup *ctx, __u32 reason)
 		bpf_map_update_elem(&refusals, &key, &one, BPF_ANY);
 }
 
-// steer runs for each SYN and each UDP datagram that is delivered locally and belongs to no
-// connected socket. What is for the host itself costs one miss in a hash and one in a trie.
-// SK_DROP refuses with a reset, or ICMP port unreachable (F9); SK_PASS goes on with the
-// socket that was assigned, or as without us.
-SEC("sk_lookup")
-int steer(struct bpf_sk_lookup *ctx)
+#define CHANGED -1
+
+// choose finds the socket for a packet, or refuses the packet. It returns CHANGED instead of a refusal if
+// the maps may have changed between its look-ups: a destination comes before the range of its cluster IP,
+// goes after it, and goes before its socket.
+static __attribute__((noinline)) int choose(struct bpf_sk_lookup *ctx, int again)
 {
 	__u32 *found, *range;
 
@@ -165,21 +165,37 @@ int steer(struct bpf_sk_lookup *ctx)
 	if (!found && !range)
 		return SK_PASS;
 	__u32 slot = found ? *found : *range;
-	if (slot <= LAST_SILENT)
-		count(ctx, (found ? NO_ENDPOINTS : UNKNOWN_PORT) + (slot != REFUSED));
-	if (slot == REFUSED)
+	if (slot == REFUSED) {
+		if (!found && !again)
+			return CHANGED;
+		count(ctx, found ? NO_ENDPOINTS : UNKNOWN_PORT);
 		return SK_DROP;
+	}
 	// A range that is silent names the slot for TCP; the one for UDP is next.
 	if (!found && ctx->protocol == IPPROTO_UDP)
 		slot++;
 	struct bpf_sock *socket = bpf_map_lookup_elem(&sockets, &slot);
 	if (!socket)
-		return SK_DROP;
+		return again ? SK_DROP : CHANGED;
+	if (slot <= LAST_SILENT)
+		count(ctx, found ? NO_LOCAL_ENDPOINTS : UNKNOWN_ADDRESS);
 	// It fails if somebody else's program has chosen a socket already: the kernel keeps to
 	// that one whatever we say.
 	long failed = bpf_sk_assign(ctx, socket, 0);
 	bpf_sk_release(socket);
 	return failed ? SK_DROP : SK_PASS;
+}
+
+// steer runs for each SYN and each UDP datagram that is delivered locally and belongs to no
+// connected socket. What is for the host itself costs one miss in a hash and one in a trie.
+// SK_DROP refuses with a reset, or ICMP port unreachable (F9); SK_PASS goes on with the
+// socket that was assigned, or as without us.
+SEC("sk_lookup")
+int steer(struct bpf_sk_lookup *ctx)
+{
+	int verdict = choose(ctx, 0);
+
+	return verdict == CHANGED ? choose(ctx, 1) : verdict;
 }
 
 // The mark of answers to sockets with a client's address, and the ports of those sockets.
