@@ -32,32 +32,32 @@ func NewJSONEncoder(w io.Writer) *JSONEncoder {
 func (j *JSONEncoder) Encode(r *Record) {
 	b := append(j.line[:0], `{"time":"`...)
 	b = j.appendTime(b, r.Wall)
-	b = appendNumber(append(b, '"'), "id", r.ID)
+	b = appendNumber(b, `","id":`, r.ID)
 	switch r.Event {
 	case Ended:
 	case Listed:
-		b = appendText(b, "state", r.State().String())
+		b = appendWord(b, `,"state":`, r.State().String())
 	default:
-		b = appendText(b, "event", r.Event.String())
+		b = appendWord(b, `,"event":`, r.Event.String())
 	}
-	b = appendText(b, "protocol", r.Protocol.String())
-	b = appendText(b, "path", r.Path.String())
-	b = appendAddress(b, "client", r.Client)
+	b = appendWord(b, `,"protocol":`, r.Protocol.String())
+	b = appendWord(b, `,"path":`, r.Path.String())
+	b = appendAddress(b, `,"client":`, r.Client)
 	if node := r.ClientNode(); node != "" {
-		b = appendText(b, "client_node", node)
+		b = appendText(b, `,"client_node":`, node)
 	} else if j.ClientPod != nil {
 		if pod := j.ClientPod(r.Client.Addr()); pod.Name != "" {
-			b = appendStrings(appendKey(b, "client_pod"), pod.Namespace, "/", pod.Name)
+			b = appendStrings(append(b, `,"client_pod":`...), pod.Namespace, "/", pod.Name)
 		}
 	}
 	if via := r.Via(); via.IsValid() {
-		b = appendAddress(b, "via", via)
+		b = appendAddress(b, `,"via":`, via)
 	}
-	b = appendAddress(b, "vip", r.VIP)
-	b = appendText(b, "vip_kind", r.Kind.String())
+	b = appendAddress(b, `,"vip":`, r.VIP)
+	b = appendWord(b, `,"vip_kind":`, r.Kind.String())
 	if r.Port != nil {
 		n := &r.Port.Name
-		b = appendKey(b, "service")
+		b = append(b, `,"service":`...)
 		if n.Port == "" {
 			b = appendStrings(b, n.Namespace, "/", n.Name.Name)
 		} else {
@@ -67,55 +67,55 @@ func (j *JSONEncoder) Encode(r *Record) {
 	if ep := r.Endpoint; ep != nil {
 		b = appendEndpoint(b, ep)
 		if ep.Node() != "" {
-			b = appendText(b, "node", ep.Node())
+			b = appendText(b, `,"node":`, ep.Node())
 		}
 		if ep.Zone() != "" {
-			b = appendText(b, "zone", ep.Zone())
+			b = appendText(b, `,"zone":`, ep.Zone())
 		}
-		b = appendText(b, "source", r.Source.String())
+		b = appendWord(b, `,"source":`, r.Source.String())
 		if r.SourceAddr.IsValid() {
-			b = appendAddress(b, "source_address", r.SourceAddr)
+			b = appendAddress(b, `,"source_address":`, r.SourceAddr)
 		}
 	}
-	b = appendText(b, "affinity", r.Affinity.String())
-	b = appendNumber(b, "attempts", uint64(r.Attempts))
+	b = appendWord(b, `,"affinity":`, r.Affinity.String())
+	b = appendNumber(b, `,"attempts":`, uint64(r.Attempts))
 	if len(r.Failed) > 0 {
 		b = appendFailed(b, r.Failed)
 	}
 	if waited := r.WaitTime(); waited > 0 {
-		b = appendMicroseconds(b, "waited_us", waited)
+		b = appendMicroseconds(b, `,"waited_us":`, waited)
 	}
 	if r.Connected {
-		b = appendMicroseconds(b, "connect_us", r.ConnectTime)
+		b = appendMicroseconds(b, `,"connect_us":`, r.ConnectTime)
 	}
 	if r.FirstByte > 0 {
-		b = appendMicroseconds(b, "first_byte_us", r.FirstByte)
+		b = appendMicroseconds(b, `,"first_byte_us":`, r.FirstByte)
 	}
-	b = appendMicroseconds(b, "duration_us", r.Duration)
-	b = appendNumber(b, "bytes_from_client", r.BytesFromClient)
-	b = appendNumber(b, "bytes_from_endpoint", r.BytesFromEndpoint)
+	b = appendMicroseconds(b, `,"duration_us":`, r.Duration)
+	b = appendNumber(b, `,"bytes_from_client":`, r.BytesFromClient)
+	b = appendNumber(b, `,"bytes_from_endpoint":`, r.BytesFromEndpoint)
 	datagrams := r.DatagramsFromClient
 	if r.Event == Refused {
 		datagrams = 0
 	}
 	if r.Protocol == service.UDP {
-		b = appendNumber(b, "datagrams_from_client", datagrams)
-		b = appendNumber(b, "datagrams_from_endpoint", r.DatagramsFromEndpoint)
+		b = appendNumber(b, `,"datagrams_from_client":`, datagrams)
+		b = appendNumber(b, `,"datagrams_from_endpoint":`, r.DatagramsFromEndpoint)
 	}
 	if r.Protocol == service.SCTP {
-		b = appendNumber(b, "messages_from_client", datagrams)
-		b = appendNumber(b, "messages_from_endpoint", r.DatagramsFromEndpoint)
-		b = appendNumber(b, "streams_from_client", uint64(r.StreamsFromClient))
-		b = appendNumber(b, "streams_to_client", uint64(r.StreamsToClient))
+		b = appendNumber(b, `,"messages_from_client":`, datagrams)
+		b = appendNumber(b, `,"messages_from_endpoint":`, r.DatagramsFromEndpoint)
+		b = appendNumber(b, `,"streams_from_client":`, uint64(r.StreamsFromClient))
+		b = appendNumber(b, `,"streams_to_client":`, uint64(r.StreamsToClient))
 	}
 	if t := r.Transport(); t != nil {
 		b = t.append(b)
 	}
 	if r.Event == Refused {
-		b = appendNumber(b, "packets", r.DatagramsFromClient)
+		b = appendNumber(b, `,"packets":`, r.DatagramsFromClient)
 	}
 	if r.Event == Ended || r.Event == Refused {
-		b = appendText(b, "end", r.End.String())
+		b = appendWord(b, `,"end":`, r.End.String())
 	}
 	j.line = append(b, '}', '\n')
 	_, _ = j.w.Write(j.line) // the writer notes its errors
@@ -138,7 +138,7 @@ func (j *JSONEncoder) appendTime(b []byte, wall int64) []byte {
 
 // appendFailed appends the failed attempts as an array.
 func appendFailed(b []byte, list []Attempt) []byte {
-	b = append(appendKey(b, "failed_attempts"), '[')
+	b = append(append(b, `,"failed_attempts":`...), '[')
 	for i := range list {
 		a := &list[i]
 		if i > 0 {
@@ -148,46 +148,47 @@ func appendFailed(b []byte, list []Attempt) []byte {
 		if a.Endpoint != nil {
 			b = appendEndpoint(b, a.Endpoint)
 		}
-		b = appendText(b, "error", a.Error.String())
-		b = append(appendMicroseconds(b, "us", a.Duration), '}')
+		b = appendWord(b, `,"error":`, a.Error.String())
+		b = append(appendMicroseconds(b, `,"us":`, a.Duration), '}')
 		b[start] = '{' // in place of the first field's comma
 	}
 	return append(b, ']')
 }
 
 func appendEndpoint(b []byte, ep *service.Endpoint) []byte {
-	b = appendAddress(b, "endpoint", ep.Addr)
+	b = appendAddress(b, `,"endpoint":`, ep.Addr)
 	if ep.Pod.Name != "" {
-		b = appendStrings(appendKey(b, "pod"), ep.Pod.Namespace, "/", ep.Pod.Name)
+		b = appendStrings(append(b, `,"pod":`...), ep.Pod.Namespace, "/", ep.Pod.Name)
 	}
 	return b
 }
 
-// appendKey appends a comma and the name of a field.
-func appendKey(b []byte, name string) []byte {
-	b = append(b, ',', '"')
-	b = append(b, name...)
-	return append(b, '"', ':')
+// The functions below append a field. Its key has a comma before it and a colon after it.
+
+func appendText(b []byte, key, value string) []byte {
+	return appendStrings(append(b, key...), value)
 }
 
-func appendText(b []byte, name, value string) []byte {
-	return appendStrings(appendKey(b, name), value)
+// appendWord is appendText of a word that needs no escapes.
+func appendWord(b []byte, key, word string) []byte {
+	b = append(append(b, key...), '"')
+	return append(append(b, word...), '"')
 }
 
-func appendAddress(b []byte, name string, a netip.AddrPort) []byte {
-	b = appendKey(b, name)
+func appendAddress(b []byte, key string, a netip.AddrPort) []byte {
+	b = append(b, key...)
 	if a.Addr().Zone() != "" { // an interface's name may have any character
 		return appendStrings(b, a.String())
 	}
 	return append(a.AppendTo(append(b, '"')), '"')
 }
 
-func appendNumber(b []byte, name string, n uint64) []byte {
-	return strconv.AppendUint(appendKey(b, name), n, 10)
+func appendNumber(b []byte, key string, n uint64) []byte {
+	return strconv.AppendUint(append(b, key...), n, 10)
 }
 
-func appendMicroseconds(b []byte, name string, ns int64) []byte {
-	return strconv.AppendInt(appendKey(b, name), ns/int64(time.Microsecond), 10)
+func appendMicroseconds(b []byte, key string, ns int64) []byte {
+	return strconv.AppendInt(append(b, key...), ns/int64(time.Microsecond), 10)
 }
 
 // appendStrings appends texts as one string of JSON.
@@ -198,10 +199,18 @@ func appendStrings(b []byte, texts ...string) []byte {
 		b = append(b, s...)
 	}
 	for _, c := range b[start+1:] {
-		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+		if escaped[c] {
 			quoted, _ := json.Marshal(string(b[start+1:])) // a string is no error
 			return append(b[:start], printable.JSON(quoted)...)
 		}
 	}
 	return append(b, '"')
 }
+
+// escaped are the bytes that appendStrings leaves to another encoder.
+var escaped = func() (is [256]bool) {
+	for c := range is {
+		is[c] = c < ' ' || c > '~' || c == '"' || c == '\\'
+	}
+	return is
+}()

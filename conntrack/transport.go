@@ -123,28 +123,34 @@ func (t *Transport) Unacked() (n int64, ok bool) {
 
 // append appends the fields of JSON.
 func (t *Transport) append(b []byte) []byte {
-	b = appendMicroseconds(b, "idle_us", t.Idle)
-	b = t.Client.append(b, [...]string{"client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits", "client_lost"})
-	return t.Endpoint.append(b, [...]string{"endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits", "endpoint_lost"})
+	b = appendMicroseconds(b, `,"idle_us":`, t.Idle)
+	b = t.Client.append(b, [...]string{
+		`,"client_rtt_us":`, `,"client_idle_us":`, `,"client_unacked":`, `,"client_unsent":`,
+		`,"client_window":`, `,"client_retransmits":`, `,"client_lost":`,
+	})
+	return t.Endpoint.append(b, [...]string{
+		`,"endpoint_rtt_us":`, `,"endpoint_idle_us":`, `,"endpoint_unacked":`, `,"endpoint_unsent":`,
+		`,"endpoint_window":`, `,"endpoint_retransmits":`, `,"endpoint_lost":`,
+	})
 }
 
-func (s *Side) append(b []byte, names [7]string) []byte {
+func (s *Side) append(b []byte, keys [7]string) []byte {
 	if s.RTT > 0 {
-		b = appendMicroseconds(b, names[0], s.RTT)
+		b = appendMicroseconds(b, keys[0], s.RTT)
 	}
 	if s.Known != Nothing {
-		b = appendMicroseconds(b, names[1], s.Idle)
-		b = appendNumber(b, names[2], s.Unacked)
+		b = appendMicroseconds(b, keys[1], s.Idle)
+		b = appendNumber(b, keys[2], s.Unacked)
 	}
 	if s.Known == BySocket {
-		b = appendNumber(b, names[3], s.Unsent)
-		b = appendNumber(b, names[4], uint64(s.Window))
+		b = appendNumber(b, keys[3], s.Unsent)
+		b = appendNumber(b, keys[4], uint64(s.Window))
 	}
 	if s.Known != Nothing {
-		b = appendNumber(b, names[5], uint64(s.Retransmits))
+		b = appendNumber(b, keys[5], uint64(s.Retransmits))
 	}
 	if s.Known == ByPackets {
-		b = appendNumber(b, names[6], uint64(s.Lost))
+		b = appendNumber(b, keys[6], uint64(s.Lost))
 	}
 	return b
 }
