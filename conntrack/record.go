@@ -23,7 +23,7 @@ type Record struct {
 	ID uint64
 	// Start is when the connection was accepted, monotonic ns.
 	Start int64
-	// Wall is Start as Unix time in ns. Open sets it.
+	// Wall is Start as Unix time in ns. Open sets it if it is 0.
 	Wall int64
 
 	Client netip.AddrPort

@@ -33,8 +33,8 @@ type Shard struct {
 func (s *Shard) OnPending(f func()) { s.wake = f }
 
 // Open adds a connection to the table. The caller has set the record's Start,
-// Client, VIP, Port, Kind, Protocol and Counters; Open sets ID and Wall. The record
-// must not move in memory until Close.
+// Client, VIP, Port, Kind, Protocol and Counters; Open sets ID, and Wall if it is 0. The
+// record must not move in memory until Close.
 func (s *Shard) Open(r *Record) {
 	if s.Adopt(r) && r.Counters != nil {
 		r.Counters.opened.Add(1)
@@ -56,7 +56,9 @@ func (s *Shard) Adopt(r *Record) bool {
 		return false
 	}
 	r.ID = s.newID()
-	r.Wall = s.table.now().UnixNano()
+	if r.Wall == 0 {
+		r.Wall = s.table.now().UnixNano()
+	}
 	r.self = s.table.selfAt(r.Client.Addr())
 	r.state = recordOpen
 	r.shard = s

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
@@ -36,6 +37,32 @@ func TestFirstPolicyFindsFlowsAdopted(t *testing.T) {
 	if early.Load() {
 		t.Error("the policy is in force before the flows are adopted")
 	}
+}
+
+// A connection's record says when it began, also after another process has adopted the connection.
+func TestAdoptedConnectionKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	root := netns.MountBPF(t)
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
+	n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true })
+	n.apply(services)
+	before := time.Now()
+	c := lab.Client.Connect(t, "tcp", vip4+":80")
+	after := time.Now()
+	defer c.Close()
+	began := func(whose string) {
+		// A thread that is stopped between two clocks makes a time earlier, never later.
+		if wall := time.Unix(0, n.listed().Wall); wall.After(after) || wall.Before(before.Add(-patience)) {
+			t.Errorf("%s process says %v; the client connected from %v to %v", whose, wall, before, after)
+		}
+	}
+	began("the first")
+	n.leave()
+	n = newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
+	n.apply(services)
+	began("the next")
 }
 
 // Of two flows with one tuple, which two other versions have kept, the one that began later goes on.

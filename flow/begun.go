@@ -124,8 +124,10 @@ func (f *flow) catchUp(v *policy.Verdict) {
 func (f *flow) describe(path *Path, st *state) policy.Verdict {
 	k, r := f.shared(), f.record
 	f.protocol = path.protocol
+	started := f.worker.loopTime(k.Started)
 	*r = conntrack.Record{
-		Start:    f.worker.loopTime(k.Started),
+		Start:    started,
+		Wall:     f.worker.unixTime(started),
 		Client:   bpf.PortOf(k.Client, k.ClientPort),
 		VIP:      bpf.PortOf(k.Vip, k.VipPort),
 		Protocol: path.protocol,

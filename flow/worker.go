@@ -66,6 +66,7 @@ type worker struct {
 	asked, noticed   poll.Registration // of both rings
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
+	unix             int64 // Unix time then, by the last tick
 
 	flows      []*flow // by index
 	spares     *bpf.Spares
@@ -129,6 +130,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 		return nil, err
 	}
 	w.neighbours.Namespace = s.options.Namespace
+	w.readClock()
 	return w, nil
 }
 
@@ -182,6 +184,12 @@ func (w *worker) close() {
 // loopTime converts a time of BPF to the loop's clock.
 func (w *worker) loopTime(t uint64) int64 { return int64(t) - w.clock }
 
+// unixTime converts a time of the loop's clock.
+func (w *worker) unixTime(t int64) int64 { return t + w.unix }
+
+// readClock follows changes of the system's time.
+func (w *worker) readClock() { w.unix = time.Now().UnixNano() - poll.Nanotime() }
+
 // kernelTime undoes loopTime.
 func (w *worker) kernelTime(t int64) uint64 { return uint64(t + w.clock) }
 
@@ -202,6 +210,7 @@ func (b *beater) HandleTimer(*poll.Timer) {
 // HandleTimer reads notices and does the other periodic work. While notices come, BPF wakes nobody for
 // them; after a time without any, the worker sleeps until BPF wakes it.
 func (w *worker) HandleTimer(*poll.Timer) {
+	w.readClock()
 	n := w.readNotices()
 	w.discoverAll()
 	w.expire(w.loop.Now())
@@ -520,8 +529,10 @@ func (w *worker) open(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, s *port
 	f := w.newFlow(index)
 	f.service, f.handshake = s, h
 	f.protocol = s.path.protocol
+	started := w.loopTime(e.Time)
 	*f.record = conntrack.Record{
-		Start:    w.loopTime(e.Time),
+		Start:    started,
+		Wall:     w.unixTime(started),
 		Client:   p.client,
 		VIP:      p.vip,
 		Port:     v.Port,

@@ -147,4 +147,9 @@ var layouts = []mutation{
 		file: "flow/bpf/kernel.go", old: "\treturn k, nil\n}\n\n// specFor", new: "\t_, err = k.Bare()\n\treturn k, err\n}\n\n// specFor",
 		pkg: "flow/bpf", test: "TestProgramsForTunnelsAreLoadedLater",
 	},
+	{
+		name: "flow-time-of-adoption", what: "a record's time is when a process has adopted the connection",
+		file: "flow/begun.go", old: "\t\tWall:     f.worker.unixTime(started),\n", new: "",
+		pkg: "flow", test: "TestAdoptedConnectionKeepsItsTime",
+	},
 }
