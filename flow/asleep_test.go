@@ -1,10 +1,12 @@
 package flow
 
 import (
+	"net"
 	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/check"
+	"github.com/sluice-proxy/sluice/test/must"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -36,6 +38,17 @@ func TestWorkerSleeps(t *testing.T) {
 	n.awaitAsleep()
 	check.OK(t, held.Close())
 	n.wait(t, 1)
+
+	n.awaitAsleep()
+	var last net.Conn
+	var err error
+	n.onLoop(func() {
+		last, err = lab.Client.Dial("tcp", vip4+":80")
+		n.server.worker.HandleEvents(upcallTag, 0) // reads the notice before its event
+	})
+	must.OK(t, err)
+	n.awaitAsleep()
+	check.OK(t, last.Close())
 }
 
 // awaitAsleep waits until nothing but a notice makes the worker read notices.

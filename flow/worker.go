@@ -249,7 +249,9 @@ func (w *worker) HandleEvents(ring uint8, _ poll.Events) {
 		w.awake() // others may follow the first
 		return
 	}
-	w.readNotices()
+	if w.readNotices() > 0 {
+		w.awake() // their event does not come any more
+	}
 	w.read(w.upcalls, upcallShare, w.handle)
 }
 

@@ -13,6 +13,11 @@ var idle = []mutation{
 		pkg: "flow", test: "TestWorkerSleeps",
 	},
 	{
+		name: "flow-sleeps-unawaked", what: "a notice that an upcall reads wakes nobody, nor do those after it",
+		file: "flow/worker.go", old: "	if w.readNotices() > 0 {\n", new: "	if w.readNotices() < 0 {\n",
+		pkg: "flow", test: "TestWorkerSleeps",
+	},
+	{
 		name: "flow-beside-once", what: "packet filters beside nftables that come later are never seen",
 		file: "flow/bypass/others.go", old: "	o.beside = nil\n", new: "",
 		pkg: "flow/bypass", test: "TestOthersInTheStack",
