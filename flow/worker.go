@@ -219,15 +219,15 @@ func (w *worker) HandleTimer(*poll.Timer) {
 	w.reportRefused(w.loop.Now())
 	if n == 0 {
 		atomic.StoreUint32(&w.kernel.Control.Sleeps, 1)
-		if w.notices.AvailableBytes() == 0 { // else one came before BPF saw that
+		if w.notices.AvailableBytes() == 0 { // else BPF has written one without a wake-up
 			return
 		}
 	}
-	w.awake()
+	w.wake()
 }
 
-// awake makes the worker read notices soon.
-func (w *worker) awake() {
+// wake makes the worker read notices soon.
+func (w *worker) wake() {
 	if !w.tick.Scheduled() {
 		w.loop.Schedule(&w.tick, w.loop.Now()+int64(noticeInterval), w)
 	}
@@ -242,15 +242,15 @@ const (
 	noticeTag
 )
 
-// HandleEvents handles upcalls, and awakes the worker for a notice. Notices come first: an upcall may depend on
-// one.
+// HandleEvents handles upcalls, and wakes the worker for a notice. It reads notices before upcalls, which may
+// depend on them.
 func (w *worker) HandleEvents(ring uint8, _ poll.Events) {
 	if ring == noticeTag {
-		w.awake() // others may follow the first
+		w.wake() // not at once: others may follow the first
 		return
 	}
 	if w.readNotices() > 0 {
-		w.awake() // their event does not come any more
+		w.wake() // epoll reports no ring that is empty
 	}
 	w.read(w.upcalls, upcallShare, w.handle)
 }

@@ -75,7 +75,7 @@ func (w *Watcher) Changed() <-chan struct{} { return w.routes.changed }
 func (w *Watcher) InStack() (string, error) { return w.others.inStack() }
 
 // OnNode says what becomes of the node's own connections. An error says what cannot be read. Call
-// Ways and InStack before: it reads no more of what both need.
+// Ways and InStack before: it uses what they have read.
 func (w *Watcher) OnNode() (Node, error) {
 	for index, way := range w.ways {
 		if way&Watched != 0 {

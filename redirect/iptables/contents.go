@@ -223,7 +223,7 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 			e.drop = append(e.drop, on(listForeign, destination(d)))
 		}
 	}
-	// What comes first goes last: without its destination, a port of a cluster IP refuses.
+	// Drop cluster IPs before destinations: a cluster IP refuses ports that have no destination.
 	slices.Reverse(e.drop)
 	return e
 }

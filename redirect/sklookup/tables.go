@@ -89,8 +89,8 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 }
 
 // remove takes out what is gone from one plan to the next, which was added
-// before. A destination outlives its range: else it would be a cluster IP's other
-// port for a moment, which refuses.
+// before. It deletes ranges before destinations: a cluster IP refuses ports that
+// have no destination.
 func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }

@@ -13,7 +13,7 @@ var idle = []mutation{
 		pkg: "flow", test: "TestWorkerSleeps",
 	},
 	{
-		name: "flow-sleeps-unawaked", what: "a notice that an upcall reads wakes nobody, nor do those after it",
+		name: "flow-wake-lost", what: "a notice that an upcall reads wakes nobody, nor do those after it",
 		file: "flow/worker.go", old: "	if w.readNotices() > 0 {\n", new: "	if w.readNotices() < 0 {\n",
 		pkg: "flow", test: "TestWorkerSleeps",
 	},

@@ -140,8 +140,8 @@ static __always_inline void count(struct bpf_sk_lookup *ctx, __u32 reason)
 #define CHANGED -1
 
 // choose finds the socket for a packet, or refuses the packet. It returns CHANGED instead of a refusal if
-// the maps may have changed between its look-ups: a destination comes before the range of its cluster IP,
-// goes after it, and goes before its socket.
+// the maps may have changed between its look-ups. Userspace adds destinations before ranges, and deletes
+// ranges before destinations, and these before sockets.
 static __attribute__((noinline)) int choose(struct bpf_sk_lookup *ctx, int again)
 {
 	__u32 *found, *range;
